@@ -1,0 +1,126 @@
+"""Named points at which a test may kill, stop or break a process. Inert unless both variables are set.
+
+``RELAY_FAILPOINTS="dispatch.answer_received=kill; relay.kafka_committed=kill@3"`` with
+``RELAY_ALLOW_FAILPOINTS=1``. Actions: ``kill`` (SIGKILL to this process), ``stop`` (SIGSTOP, until somebody
+continues it), ``raise`` (`FailpointReached`). ``@N`` acts on the N-th passage only; without it, on every one.
+The text ``failpoint NAME ACTION`` goes to standard error just before the action, so that a test can wait for it.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from relay.errors import UsageError
+
+# relay run
+RELAY_TRANSACTION_READ: Final = "relay.transaction_read"
+RELAY_ENCODED: Final = "relay.encoded"
+RELAY_BEFORE_KAFKA_COMMIT: Final = "relay.before_kafka_commit"
+RELAY_KAFKA_COMMITTED: Final = "relay.kafka_committed"
+RELAY_BEFORE_FEEDBACK: Final = "relay.before_feedback"
+RELAY_FEEDBACK_SENT: Final = "relay.feedback_sent"
+
+# relay consume dispatch
+DISPATCH_BEFORE_CLAIM: Final = "dispatch.before_claim"
+DISPATCH_CLAIMED: Final = "dispatch.claimed"
+DISPATCH_REQUEST_RENDERED: Final = "dispatch.request_rendered"
+DISPATCH_HOOK_BEFORE_COMMIT: Final = "dispatch.hook_before_commit"
+DISPATCH_HOOK_COMMITTED: Final = "dispatch.hook_committed"
+DISPATCH_HOOK_SPOOLED: Final = "dispatch.hook_spooled"
+DISPATCH_ANSWER_RECEIVED: Final = "dispatch.answer_received"
+DISPATCH_ANSWER_SPOOLED: Final = "dispatch.answer_spooled"
+DISPATCH_ANSWER_APPLIED: Final = "dispatch.answer_applied"
+
+# relay consume collect
+COLLECT_BEFORE_GET: Final = "collect.before_get"
+COLLECT_ANSWER_RECEIVED: Final = "collect.answer_received"
+COLLECT_ANSWER_APPLIED: Final = "collect.answer_applied"
+
+# relay consume deliver
+DELIVER_CLAIMED: Final = "deliver.claimed"
+DELIVER_DOWNLOADED: Final = "deliver.downloaded"
+DELIVER_PLACED: Final = "deliver.placed"
+DELIVER_STORED: Final = "deliver.stored"
+
+# every consumer
+CONSUMER_HANDLED: Final = "consumer.handled"
+CONSUMER_OFFSETS_COMMITTED: Final = "consumer.offsets_committed"
+
+# relay schedule
+SCHEDULE_LEASES_EXPIRED: Final = "schedule.leases_expired"
+SCHEDULE_EVENTS_EMITTED: Final = "schedule.events_emitted"
+
+NAMES: Final = frozenset(
+    value for name, value in dict(globals()).items() if name.isupper() and isinstance(value, str)
+)
+ACTIONS: Final = frozenset({"kill", "stop", "raise"})
+
+
+class FailpointReached(Exception):
+    """Raised by the action ``raise``."""
+
+
+@dataclass(slots=True)
+class _Armed:
+    action: str
+    on_passage: int | None
+    passages: int = 0
+
+
+def parse(text: str) -> dict[str, _Armed]:
+    """Read ``name=action[@N]`` pairs separated by ``;``. Raises UsageError for an unknown name or action."""
+    armed: dict[str, _Armed] = {}
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, spec = entry.partition("=")
+        action, _, passage = spec.partition("@")
+        if name not in NAMES:
+            raise UsageError(
+                f"RELAY_FAILPOINTS names {name!r}, which is not a failpoint.",
+                remedy="The names are the constants of relay/failpoints.py.",
+            )
+        if action not in ACTIONS or (passage and not (passage.isdigit() and int(passage) > 0)):
+            raise UsageError(
+                f"RELAY_FAILPOINTS has {entry!r}.",
+                remedy="Write NAME=kill, NAME=stop or NAME=raise, with @N (from 1) for one passage only.",
+            )
+        armed[name] = _Armed(action, int(passage) if passage else None)
+    return armed
+
+
+def load(environ: Mapping[str, str]) -> dict[str, _Armed]:
+    """What `environ` asks for. Raises UsageError when failpoints are named but not allowed."""
+    text = environ.get("RELAY_FAILPOINTS", "")
+    if text and environ.get("RELAY_ALLOW_FAILPOINTS") != "1":
+        raise UsageError(
+            "RELAY_FAILPOINTS is set, and this process is not a test.",
+            remedy="Unset it, or set RELAY_ALLOW_FAILPOINTS=1 if it is one.",
+        )
+    return parse(text)
+
+
+_armed: dict[str, _Armed] = {}
+
+
+def arm(environ: Mapping[str, str] = os.environ) -> None:
+    """Read the environment once; `relay.cli` calls this before any command."""
+    _armed.clear()
+    _armed.update(load(environ))
+
+
+def hit(name: str) -> None:
+    """Pass the failpoint `name`. Does nothing unless it is armed."""
+    if not _armed:
+        return
+    point = _armed.get(name)
+    if point is None:
+        return
+    point.passages += 1
+    if point.on_passage not in (None, point.passages):
+        return
+    print(f"failpoint {name} {point.action}", file=sys.stderr, flush=True)
+    if point.action == "raise":
+        raise FailpointReached(name)
+    os.kill(os.getpid(), signal.SIGKILL if point.action == "kill" else signal.SIGSTOP)
