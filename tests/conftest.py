@@ -1,0 +1,17 @@
+"""What every test may ask for. The fixtures are plugins, one concern each; this file only names them."""
+
+import pytest
+
+pytest_plugins = (
+    "fix_versions",
+    "fix_postgres",
+    "fix_kafka",
+    "fix_proxy",
+    "fix_process",
+)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Coroutine tests (`@pytest.mark.anyio`) run on asyncio: psycopg and httpx are used there alone."""
+    return "asyncio"

@@ -1,0 +1,47 @@
+"""Says which servers the tests talked to, and refuses to skip under CI=true.
+
+A run that used the embedded broker in place of Kafka must never look like one that used the real thing.
+"""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+_SERVERS = pytest.StashKey[dict[str, str]]()
+
+
+def in_ci() -> bool:
+    """With CI=true nothing may be missing and nothing may be skipped."""
+    return os.environ.get("CI", "").lower() in {"1", "true"}
+
+
+def talked_to(config: pytest.Config, name: str, version: str) -> None:
+    """Remember a server for the summary."""
+    config.stash[_SERVERS][name] = version
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SERVERS] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and in_ci() and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"CI=true, and nothing may be skipped there: {reason}"
+    return report
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    servers = config.stash[_SERVERS]
+    if servers:
+        terminalreporter.section("servers that the tests talked to")
+        for name, version in sorted(servers.items()):
+            terminalreporter.write_line(f"{name}: {version}")
