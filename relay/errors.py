@@ -5,6 +5,8 @@
     ├── Unavailable                 1   a server is away; trying again later is right
     ├── DecodeError                 1   bytes that are not what the protocol says
     ├── SchemaError                 1   a schema is missing, changed or incompatible
+    │   ├── UnknownSchema           1   no schema of the catalog has this name, version or fingerprint
+    │   └── PayloadMismatch         1   a payload doesn't fit its schema
     └── Stop                            the relay can't go on without a person
         ├── CheckpointMissing      10   checkpoint missing or behind the slot
         ├── OtherCluster           11
@@ -55,6 +57,22 @@ class DecodeError(RelayError):
 
 class SchemaError(RelayError):
     pass
+
+
+class UnknownSchema(SchemaError):
+    pass
+
+
+class PayloadMismatch(SchemaError):
+    """Names the event type, its version and the field's path; never shows a value, which may be secret."""
+
+    def __init__(self, event_type: str, schema_version: int, path: str, reason: str) -> None:
+        self.event_type = event_type
+        self.schema_version = schema_version
+        self.path = path
+        self.reason = reason
+        what = f"the field {path}" if path else "the payload"
+        super().__init__(f"{event_type} v{schema_version}: {what} {reason}.")
 
 
 class Stop(RelayError):

@@ -1,0 +1,1 @@
+"""Avro: the schemas on the wire, their framing, and JSON to typed bytes."""
