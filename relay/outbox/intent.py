@@ -1,0 +1,118 @@
+"""What an application calls inside its own transaction to prepare an operation. It calls the SQL function
+`relay.prepare_operation` and does nothing else: it never commits, and never touches a table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+import msgspec
+import psycopg
+
+_CALL: Final = (
+    "select operation_id, phase, specification_hash, version, job_id from relay.prepare_operation("
+    "kind => %s, owner_id => %s, operation_key => %s, payload => %s::jsonb, provider => %s, max_cost => %s,"
+    " cost_unit => %s, payload_version => %s, account => %s, source_ref => %s, not_before => %s,"
+    " requested_by => %s, traceparent => %s)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What was approved: the arguments of `relay.prepare_operation`.
+
+    `payload` is JSON text, or anything that msgspec encodes as JSON; numbers that must keep their digits are
+    given as JSON text or Decimal. `max_cost` is in `cost_unit`, at most six decimals. `source_ref` names the
+    application's approved revision. `traceparent` is a W3C trace context.
+    """
+
+    kind: str
+    owner_id: str
+    operation_key: str
+    payload: str | Mapping[str, Any] | Sequence[Any]
+    provider: str
+    max_cost: Decimal | int
+    cost_unit: str = "credit"
+    payload_version: int = 1
+    account: str = "default"
+    source_ref: str | None = None
+    not_before: datetime | None = None
+    requested_by: str | None = None
+    traceparent: str | None = None
+
+    def arguments(self) -> tuple[Any, ...]:
+        """In the order of the SQL call."""
+        return (
+            self.kind,
+            self.owner_id,
+            self.operation_key,
+            self.payload if isinstance(self.payload, str) else _ENCODER.encode(self.payload).decode(),
+            self.provider,
+            self.max_cost,
+            self.cost_unit,
+            self.payload_version,
+            self.account,
+            self.source_ref,
+            self.not_before,
+            self.requested_by,
+            self.traceparent,
+        )
+
+
+# A Decimal is written as the number it is; msgspec's default would make it a string.
+_ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The operation's row as it is now: new, or the existing one with the same specification."""
+
+    operation_id: UUID
+    phase: str
+    specification_hash: str
+    version: int
+    job_id: str | None
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> "Prepared":
+        operation_id, phase, specification_hash, version, job_id = row
+        return cls(UUID(str(operation_id)), phase, specification_hash, version, job_id)
+
+
+class DBAPICursor(Protocol):
+    """A DB-API 2.0 cursor whose driver uses the ``%s`` parameter style (PEP 249)."""
+
+    def execute(self, operation: str, parameters: Any, /) -> Any: ...
+
+    def fetchone(self) -> Any: ...
+
+
+def prepare(target: psycopg.Connection[Any] | DBAPICursor, intent: Intent) -> Prepared:
+    """Prepare `intent` in the open transaction of `target`, a psycopg connection or any DB-API cursor.
+
+    Raises the driver's error with SQLSTATE OR001 when the key has another specification (both hashes are in
+    the message), OR002 for an unknown provider, OR003 for an unregistered kind, and 40001 under REPEATABLE
+    READ or SERIALIZABLE when another transaction prepared the same key: retry the whole transaction.
+    """
+    if isinstance(target, psycopg.Connection):
+        with target.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+            cursor.execute(_CALL, intent.arguments())
+            return Prepared.from_row(_one(cursor.fetchone()))
+    target.execute(_CALL, intent.arguments())
+    return Prepared.from_row(_one(target.fetchone()))
+
+
+async def prepare_async(target: psycopg.AsyncConnection[Any], intent: Intent) -> Prepared:
+    """`prepare` on an asynchronous psycopg connection."""
+    async with target.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+        await cursor.execute(_CALL, intent.arguments())
+        return Prepared.from_row(_one(await cursor.fetchone()))
+
+
+def _one(row: Any) -> Sequence[Any]:
+    if not isinstance(row, (tuple, list)):
+        raise TypeError(f"relay.prepare_operation gave {type(row).__name__}; use a cursor whose rows are tuples")
+    return row
