@@ -96,7 +96,9 @@ class Database:
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s",
                 [self.name],
             )
-            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
+            connection.execute(
+                sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(self.name))
+            )
 
 
 def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> str:
@@ -105,9 +107,8 @@ def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> str:
 
     with psycopg.connect(server.superuser_url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    with psycopg.connect(server.url(name)) as connection:
+    with psycopg.connect(server.url(name), autocommit=True) as connection:
         apply(connection)
-        connection.commit()
     return name
 
 
