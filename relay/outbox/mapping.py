@@ -1,0 +1,128 @@
+"""Which column of the outbox is what: the presets `native` and `debezium`, or a mapping of your own.
+
+It only knows names. It never reads a value and never opens a connection.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final, Literal
+
+from relay.errors import UsageError
+
+_IDENTIFIER: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s".]+))\s*(?:\.|$)')
+_IDENTIFIER_BYTES: Final = 63  # NAMEDATALEN - 1; Postgres would cut a longer name silently
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The column that holds each part of an event; None where the table has no such column."""
+
+    event_id: str
+    seq: str | None = None
+    """Ascends in commit order within an operation; with it a skipped row is noticed."""
+    event_type: str
+    schema_version: str | None = None
+    route: str | None = None
+    """Debezium's `aggregatetype`: the topic is ``outbox.event.<value>``."""
+    operation_id: str
+    """The Kafka key."""
+    version: str | None = None
+    payload: str
+    headers: str | None = None
+    occurred_at: str | None = None
+
+    def mapped(self) -> dict[str, str]:
+        """Our name to the table's, in the order in which the decoder is to hand them over."""
+        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {ours: theirs for ours, theirs in pairs if theirs is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMapping:
+    """What `RELAY_OUTBOX_TABLE`, `RELAY_OUTBOX_COLUMNS` and `RELAY_OUTBOX_ROWS` say together."""
+
+    schema: str
+    table: str
+    columns: Columns
+    payload: Literal["avro", "unchanged"]
+    """`avro`: the JSON is encoded by its schema; `unchanged`: bytea as its bytes, all else as its text."""
+    rows_kept: bool
+    """Whether rows stay in the table, so that they can be counted against the stream."""
+
+    @property
+    def qualified_name(self) -> str:
+        """Quoted for SQL."""
+        return ".".join('"' + name.replace('"', '""') + '"' for name in (self.schema, self.table))
+
+
+NATIVE: Final = Columns(
+    event_id="event_id",
+    seq="seq",
+    event_type="event_type",
+    schema_version="schema_version",
+    operation_id="operation_id",
+    version="version",
+    payload="payload",
+    headers="headers",
+    occurred_at="occurred_at",
+)
+
+DEBEZIUM: Final = Columns(
+    event_id="id", event_type="type", route="aggregatetype", operation_id="aggregateid", payload="payload"
+)
+"""The table of Debezium's outbox event router (its documentation, "Basic outbox table")."""
+
+
+def parse(table: str, columns: str, rows: Literal["kept", "deleted"] | None = None) -> OutboxMapping:
+    """Read the three settings. Raises UsageError with one sentence that names the setting."""
+    schema, name = parse_table(table)
+    if columns == "debezium":
+        return OutboxMapping(schema, name, DEBEZIUM, "unchanged", rows == "kept")
+    mapped = NATIVE if columns == "native" else _custom(columns)
+    return OutboxMapping(schema, name, mapped, "avro", rows != "deleted")
+
+
+def parse_table(text: str) -> tuple[str, str]:
+    """``schema.table`` as SQL reads it: unquoted parts fold to lower case, quoted ones are taken as they are.
+
+    A name without a schema is in `public`. Raises UsageError.
+    """
+    parts: list[str] = []
+    at = 0
+    while at < len(text):
+        found = _IDENTIFIER.match(text, at)
+        if found is None or (found.end() == len(text) and text.endswith(".")):
+            raise UsageError(f"The setting outbox_table is wrong: {text!r} is not schema.table.")
+        parts.append(found[1].replace('""', '"') if found[1] else found[2].lower())
+        at = found.end()
+    if not 1 <= len(parts) <= 2 or any(len(part.encode()) > _IDENTIFIER_BYTES for part in parts):
+        raise UsageError(f"The setting outbox_table is wrong: {text!r} is not schema.table.")
+    return ("public", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+
+
+def _custom(text: str) -> Columns:
+    ours = [field.name for field in fields(Columns) if field.name != "route"]
+    try:
+        document = json.loads(text)
+    except ValueError:
+        raise UsageError(
+            f"The setting outbox_columns is wrong: {text!r} is neither native nor debezium nor a JSON object."
+        ) from None
+    if not isinstance(document, Mapping):
+        raise UsageError(f"The setting outbox_columns is wrong: {text!r} is not a JSON object.")
+    for name, column in document.items():
+        if name not in ours:
+            raise UsageError(
+                f"The setting outbox_columns names {name!r}, which is not a part of an event.",
+                remedy=f"Its parts are {', '.join(ours)}.",
+            )
+        if not isinstance(column, str) or not 0 < len(column.encode()) <= _IDENTIFIER_BYTES:
+            raise UsageError(f"The setting outbox_columns gives {name} no column name.")
+    missing = [name for name in ("event_id", "event_type", "operation_id", "payload") if name not in document]
+    if missing:
+        raise UsageError(f"The setting outbox_columns says no column for {', '.join(missing)}.")
+    if len(set(document.values())) != len(document):
+        raise UsageError("The setting outbox_columns gives one column two meanings.")
+    return Columns(**document)

@@ -1,0 +1,380 @@
+"""Publication, slot and the row that says what the source was: made once, in this order, then only inspected.
+
+The order matters: rows committed between slot and publication would be read by nobody. Nothing here drops or
+moves a slot, since only a person can know whose it is.
+"""
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from relay.errors import LogLost, OutboxAltered, Unavailable, UsageError
+from relay.outbox.mapping import OutboxMapping, parse
+from relay.settings import Settings
+from relay.wal.lsn import parse_lsn
+
+PLUGIN: Final = "pgoutput"
+# Arbitrary but fixed: two `relay init` at once must not both make the identity.
+ADVISORY_LOCK: Final = 0x6F757462_6F780002
+# A new slot waits for every transaction that was open before it; past this the person is told which.
+CREATE_SLOT_TIMEOUT_S: Final = 60
+
+State = Literal["new", "running", "repairing"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIdentity:
+    """The row of `relay.source_identity`: what the source was when the relay last knew it. LSNs are ints."""
+
+    relay_id: uuid.UUID
+    slot_name: str
+    publication: str
+    outbox_table: str
+    epoch: int
+    state: State
+    system_identifier: str
+    timeline: int
+    consistent_point: int
+    verified_system_identifier: str | None
+    verified_timeline: int | None
+    verified_server_started_at: datetime | None
+    verified_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What `pg_replication_slots` says of ours."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    temporary: bool
+    active_pid: int | None
+    confirmed_flush: int | None
+    restart_lsn: int | None
+    wal_status: str | None
+    """reserved, extended, unreserved or lost."""
+    safe_wal_bytes: int | None
+    """Bytes of WAL that can still be written before the slot is lost; None without a limit."""
+    two_phase: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the publication says of the outbox."""
+
+    outbox_exists: bool
+    publication_exists: bool
+    inserts: bool
+    all_tables: bool
+    outbox_included: bool
+    row_filter: bool
+    column_list: bool
+    other_tables: int
+    via_root: bool
+    partitioned: bool
+
+
+def initialise(settings: Settings) -> SourceIdentity:
+    """Make publication, slot and identity where they are missing, and return the identity.
+
+    Safe to run again after a crash at any instruction: what exists is checked and kept. The migrations must
+    have been applied, and the login must own the outbox and have REPLICATION (or be a superuser). Raises
+    UsageError, Unavailable, OutboxAltered or LogLost.
+    """
+    mapping = parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows)
+    try:
+        with psycopg.connect(settings.require_database(), autocommit=True) as connection:
+            connection.execute("select pg_advisory_lock(%s)", [ADVISORY_LOCK])
+            return _initialise(connection, settings, mapping)
+    except psycopg.OperationalError as error:
+        raise Unavailable(f"The database is away: {error}.") from error
+
+
+def _initialise(
+    connection: psycopg.Connection[Any], settings: Settings, mapping: OutboxMapping
+) -> SourceIdentity:
+    create_publication(connection, settings.publication, mapping)
+    known = read_identity(connection, settings.slot)
+    slot = read_slot(connection, settings.slot)
+    if known is not None:
+        if slot is None:
+            raise LogLost(
+                f"The replication slot {settings.slot} is gone, and relay {known.relay_id} had it.",
+                meaning="What was committed since it was dropped may not be in the WAL any more.",
+                remedy="`relay outbox repair` compares outbox and Kafka and publishes what is missing.",
+            )
+        return known
+    if slot is None:
+        slot = create_slot(connection, settings.slot)
+    require_usable(slot, _one(connection, "select current_database()")[0])
+    return _insert_identity(connection, settings, mapping, slot)
+
+
+def create_publication(connection: psycopg.Connection[Any], publication: str, mapping: OutboxMapping) -> None:
+    """Make the publication of the outbox's inserts, or check the one that is there.
+
+    Raises UsageError when the outbox doesn't exist, OutboxAltered when the publication says something else.
+    """
+    found = read_published(connection, publication, mapping)
+    if not found.outbox_exists:
+        raise UsageError(
+            f"The outbox {mapping.qualified_name} doesn't exist.",
+            remedy="Create it, or set RELAY_OUTBOX_TABLE.",
+        )
+    if not found.publication_exists:
+        statement = sql.SQL(
+            "create publication {} for table {} with (publish = 'insert', publish_via_partition_root = {})"
+        ).format(
+            sql.Identifier(publication),
+            sql.Identifier(mapping.schema, mapping.table),
+            sql.Literal(found.partitioned),
+        )
+        try:
+            connection.execute(statement)
+        except psycopg.errors.DuplicateObject:
+            pass  # made by somebody else in the meantime: checked below like any other
+        found = read_published(connection, publication, mapping)
+    require_published(found, publication, mapping)
+
+
+def create_slot(connection: psycopg.Connection[Any], name: str) -> Slot:
+    """Make the logical slot; its `confirmed_flush` is the consistent point.
+
+    It waits for every transaction that is open now. Raises Unavailable naming their pids after a minute, and
+    UsageError when the server isn't set up for logical replication.
+    """
+    connection.execute(sql.SQL("set statement_timeout = {}").format(sql.Literal(f"{CREATE_SLOT_TIMEOUT_S}s")))
+    try:
+        connection.execute("select pg_create_logical_replication_slot(%s, %s, false, false)", [name, PLUGIN])
+    except psycopg.errors.QueryCanceled:
+        raise Unavailable(
+            f"The replication slot {name} could not be made in {CREATE_SLOT_TIMEOUT_S} s: it waits for every "
+            f"older transaction, and these processes hold one: {_old_transactions(connection)}.",
+            remedy="Let them end (or end them with pg_terminate_backend) and run `relay init` again.",
+        ) from None
+    except psycopg.errors.DuplicateObject:
+        pass  # made by somebody else in the meantime: checked by the caller like any other
+    except psycopg.errors.ObjectNotInPrerequisiteState as error:
+        raise UsageError(
+            f"The server can't make a logical replication slot: {error.diag.message_primary}.",
+            remedy="`ALTER SYSTEM SET wal_level = 'logical';` and restart Postgres.",
+        ) from None
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        raise UsageError(
+            f"The server has no free replication slot: {error.diag.message_primary}.",
+            remedy="Raise max_replication_slots, or drop a slot that nobody reads.",
+        ) from None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise UsageError(
+            f"This login may not make a replication slot: {error.diag.message_primary}.",
+            remedy="`ALTER ROLE … REPLICATION;` on the login itself: it isn't inherited from a group.",
+        ) from None
+    finally:
+        if not connection.broken:
+            connection.execute("reset statement_timeout")
+    slot = read_slot(connection, name)
+    if slot is None:
+        raise LogLost(f"The replication slot {name} vanished while it was being made.")
+    return slot
+
+
+def require_usable(slot: Slot, database: str) -> None:
+    """Raises UsageError when the slot can't carry the outbox: another plugin or database, or two-phase."""
+    if slot.plugin != PLUGIN or slot.database != database:
+        raise UsageError(
+            f"The replication slot {slot.name} is of {slot.plugin or 'physical replication'} in "
+            f"{slot.database or 'no database'}, not of {PLUGIN} in {database}.",
+            remedy="It is somebody else's: set RELAY_SLOT to another name.",
+        )
+    if slot.temporary or slot.two_phase:
+        raise UsageError(
+            f"The replication slot {slot.name} is temporary or decodes prepared transactions.",
+            meaning="A temporary slot forgets; two-phase decoding would show rows before they are committed.",
+            remedy="Set RELAY_SLOT to another name, and `relay init` makes the slot that is needed.",
+        )
+
+
+def require_published(found: Published, publication: str, mapping: OutboxMapping) -> None:
+    """Raises OutboxAltered when inserts of the whole outbox are not what the publication sends."""
+    name = '"' + publication.replace('"', '""') + '"'
+    table = mapping.qualified_name
+    create = f"CREATE PUBLICATION {name} FOR TABLE {table} WITH (publish = 'insert')"
+    if not found.outbox_exists:
+        wrong, mend = f"the outbox {table} is gone or renamed", f"ALTER TABLE … RENAME TO … (back to {table})"
+    elif not found.publication_exists:
+        wrong = f"the publication {name} is gone"
+        mend = create
+    elif found.all_tables:
+        wrong = f"the publication {name} is for all tables, not for the outbox alone"
+        mend = f"DROP PUBLICATION {name}; {create}"
+    elif not found.outbox_included:
+        wrong = f"the publication {name} no longer has the outbox {table}"
+        mend = f"ALTER PUBLICATION {name} ADD TABLE {table}"
+    elif not found.inserts:
+        wrong = f"the publication {name} doesn't send inserts"
+        mend = f"ALTER PUBLICATION {name} SET (publish = 'insert')"
+    elif found.row_filter or found.column_list or found.other_tables:
+        wrong = f"the publication {name} has a row filter, a column list or another table"
+        mend = f"ALTER PUBLICATION {name} SET TABLE {table}"
+    elif found.partitioned and not found.via_root:
+        wrong = f"the outbox {table} is partitioned and the publication {name} announces its leaves"
+        mend = f"ALTER PUBLICATION {name} SET (publish_via_partition_root = true)"
+    else:
+        return
+    raise OutboxAltered(
+        f"Not every row of the outbox reaches the relay: {wrong}.",
+        meaning="Rows committed meanwhile may have been skipped by Postgres; none is confirmed from here on.",
+        remedy=f"`{mend};`, then `relay outbox repair` if rows were committed in between.",
+    )
+
+
+def read_identity(connection: psycopg.Connection[Any], slot_name: str) -> SourceIdentity | None:
+    """The row of the relay that has this slot; None where `relay init` never ran."""
+    try:
+        row = _row(
+            connection,
+            """
+            select relay_id, slot_name, publication, outbox_table, epoch, state, system_identifier, timeline,
+                   consistent_point::text, verified_system_identifier, verified_timeline,
+                   verified_server_started_at, verified_at
+            from relay.source_identity where slot_name = %s
+            """,
+            [slot_name],
+        )
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
+    if row is None:
+        return None
+    return SourceIdentity(**{**row, "consistent_point": parse_lsn(row["consistent_point"])})
+
+
+def read_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
+    row = _row(
+        connection,
+        """
+        select slot_name, plugin, database, temporary, active_pid, confirmed_flush_lsn::text,
+               restart_lsn::text, wal_status, safe_wal_size, two_phase
+        from pg_replication_slots where slot_name = %s
+        """,
+        [name],
+    )
+    if row is None:
+        return None
+    return Slot(
+        name=row["slot_name"],
+        plugin=row["plugin"],
+        database=row["database"],
+        temporary=row["temporary"],
+        active_pid=row["active_pid"],
+        confirmed_flush=_lsn(row["confirmed_flush_lsn"]),
+        restart_lsn=_lsn(row["restart_lsn"]),
+        wal_status=row["wal_status"],
+        safe_wal_bytes=row["safe_wal_size"],
+        two_phase=row["two_phase"],
+    )
+
+
+def read_published(
+    connection: psycopg.Connection[Any], publication: str, mapping: OutboxMapping
+) -> Published:
+    row = _row(
+        connection,
+        """
+        select c.oid is not null as outbox_exists,
+               p.oid is not null as publication_exists,
+               coalesce(p.pubinsert, false) as inserts,
+               coalesce(p.puballtables, false) as all_tables,
+               coalesce(p.pubviaroot, false) as via_root,
+               coalesce(c.relkind = 'p', false) as partitioned,
+               r.oid is not null as outbox_included,
+               r.prqual is not null as row_filter,
+               r.prattrs is not null as column_list,
+               (select count(*)::int from pg_publication_rel o where o.prpubid = p.oid and o.prrelid <> c.oid)
+                 + (select count(*)::int from pg_publication_namespace n where n.pnpubid = p.oid)
+                 as other_tables
+        from (select to_regclass(%(table)s) as oid) t
+        left join pg_class c on c.oid = t.oid
+        left join pg_publication p on p.pubname = %(publication)s
+        left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
+        """,
+        {"table": mapping.qualified_name, "publication": publication},
+    )
+    return Published(**cast(dict[str, Any], row))
+
+
+def write_verified(
+    connection: psycopg.Connection[Any], relay_id: uuid.UUID, *, system_identifier: str, timeline: int
+) -> None:
+    """Say that the source is what Kafka's checkpoint says it was; dispatch works only while this is true.
+
+    The relay that was `new` is `running` from here on.
+    """
+    connection.execute(
+        """
+        update relay.source_identity
+        set state = 'running', system_identifier = %(system)s, timeline = %(timeline)s,
+            verified_system_identifier = %(system)s, verified_timeline = %(timeline)s,
+            verified_server_started_at = pg_postmaster_start_time(), verified_at = clock_timestamp()
+        where relay_id = %(relay_id)s and state <> 'repairing'
+        """,
+        {"system": system_identifier, "timeline": timeline, "relay_id": relay_id},
+    )
+
+
+def _insert_identity(
+    connection: psycopg.Connection[Any], settings: Settings, mapping: OutboxMapping, slot: Slot
+) -> SourceIdentity:
+    connection.execute(  # fails where the migrations are missing: `relay init` applies them first
+        """
+        insert into relay.source_identity
+          (relay_id, slot_name, publication, outbox_table, epoch, state, system_identifier, timeline,
+           consistent_point)
+        select %(relay_id)s, c.slot_name, %(publication)s, %(table)s, 1, 'new', s.system_identifier::text,
+               ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int,
+               c.confirmed_flush_lsn
+        from pg_control_system() s, pg_replication_slots c where c.slot_name = %(slot)s
+        on conflict (slot_name) do nothing
+        """,
+        {
+            "relay_id": uuid.uuid4(),
+            "slot": slot.name,
+            "publication": settings.publication,
+            "table": mapping.qualified_name,
+        },
+    )
+    made = read_identity(connection, slot.name)
+    if made is None:
+        raise LogLost(f"The replication slot {slot.name} vanished while its identity was being written.")
+    return made
+
+
+def _old_transactions(connection: psycopg.Connection[Any]) -> str:
+    row = _one(
+        connection,
+        """
+        select coalesce(string_agg(pid::text, ', ' order by xact_start), 'none that this login may see')
+        from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()
+        """,
+    )
+    return str(row[0])
+
+
+def _row(
+    connection: psycopg.Connection[Any], query: str, parameters: list[Any] | dict[str, Any]
+) -> dict[str, Any] | None:
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query.encode(), parameters).fetchone()
+
+
+def _one(connection: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
+    return cast(tuple[Any, ...], connection.execute(query.encode()).fetchone())
+
+
+def _lsn(text: str | None) -> int | None:
+    return None if text is None else parse_lsn(text)
