@@ -17,7 +17,7 @@ Seen = TypeVar("Seen")
 
 
 def eventually(look: Callable[[], Seen], what: str, timeout_s: float = PATIENCE_S) -> Seen:
-    """Look until what is seen is true, and return it. Raises AssertionError with `what` and the last sight."""
+    """Look until what is seen is true, and return it; AssertionError with `what` and the last sight."""
     deadline = time.monotonic() + timeout_s
     while not (seen := look()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s; last seen: {seen!r}"
