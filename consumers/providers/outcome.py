@@ -1,13 +1,22 @@
 """What a submission's answer means: the table of the design, as one pure function. It never guesses: what is
 not proven is unknown.
+
+The order is the point. Ids are looked for first, in all that was read; then the profile's accept rules, its
+reject rules, and the table. An id outranks a rejection: a job that may exist is never called refused.
 """
 
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import unquote
 
+from consumers.providers import document as documents
+from consumers.providers import json_path
 from consumers.providers.answer import Answer
+from consumers.providers.document import Document
+from consumers.providers.evidence import evidence, text
 from consumers.providers.observation import Observation, Output, classify_observation
-from consumers.providers.profile import Profile
+from consumers.providers.profile import Profile, RejectRule
+from consumers.providers.retry_after import retry_after_s
 
 __all__ = ["Observation", "Output", "Submission", "classify_observation", "classify_submission"]
 
@@ -37,6 +46,189 @@ class Submission:
     """JSON-able, bounded, secrets removed, ids first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ids:
+    """Every id in one answer, by how much it says."""
+
+    declared: dict[str, tuple[str, ...]]
+    """By declared path: the ids that stand there."""
+    malformed: dict[str, tuple[str, ...]]
+    """By declared path: what stands there without having the form of an id, for people."""
+    likely: tuple[str, ...]
+    """At a declared path, or under a name that only a job has: enough to doubt a rejection."""
+    all: tuple[str, ...]
+
+    def only(self, path: str) -> str | None:
+        """The one id at `path`; None where there is none, more than one, or something malformed beside it."""
+        found = self.declared[path]
+        return found[0] if len(found) == 1 and not self.malformed[path] else None
+
+    def is_malformed(self) -> bool:
+        return any(self.malformed.values())
+
+
 def classify_submission(profile: Profile, answer: Answer) -> Submission:
     """Apply the profile's rules, then the table of design-operations 5. Raises nothing."""
-    raise NotImplementedError
+    if not answer.sent:
+        return _unsent(answer)
+    document = documents.read(answer)
+    ids = _ids(profile, answer, document)
+    return (
+        _accepted(profile, answer, ids)
+        or _refused(profile, answer, document, ids)
+        or _unknown(profile, answer, document, ids)
+    )
+
+
+def _unsent(answer: Answer) -> Submission:
+    if answer.malformed:
+        reason = "request_malformed"
+    elif answer.hook_error is not None:
+        reason = "not_recorded"
+    elif answer.cancelled:
+        reason = "cancelled"
+    else:
+        reason = "not_connected"
+    return Submission(
+        verdict="unsent",
+        reason=reason,
+        hold="configuration" if answer.malformed else None,
+        evidence=evidence(answer),
+    )
+
+
+def _ids(profile: Profile, answer: Answer, document: Document) -> _Ids:
+    declared: dict[str, tuple[str, ...]] = {}
+    malformed: dict[str, tuple[str, ...]] = {}
+    for path in profile.id_paths():
+        values = json_path.find(path, document.value) if document.valid else []
+        said = [(value, documents.job_id(value)) for value in values if not documents.is_absent(value)]
+        declared[path] = documents.distinct(one for _, one in said if one is not None)
+        malformed[path] = tuple(text(repr(value), answer.secrets) for value, one in said if one is None)
+    likely = documents.distinct(
+        (
+            *(one for found in declared.values() for one in found),
+            *_ids_in_headers(profile, answer),
+            *documents.named_ids(document, certain=True),
+        )
+    )
+    return _Ids(
+        declared=declared,
+        malformed=malformed,
+        likely=likely,
+        all=documents.distinct((*likely, *documents.named_ids(document))),
+    )
+
+
+def _ids_in_headers(profile: Profile, answer: Answer) -> tuple[str, ...]:
+    """A Location that is this profile's address of a job, and a header that is named after one."""
+    found = [documents.job_id(answer.header("x-job-id"))]
+    before, _, after = profile.observe.path.partition("${job_id}")
+    location = (answer.header("location") or "").partition("?")[0]
+    _, here, rest = location.partition(before)
+    segment = rest.removesuffix(after)
+    if here and rest.endswith(after) and "/" not in segment:
+        found.append(documents.job_id(unquote(segment)))
+    return tuple(one for one in found if one is not None)
+
+
+def _accepted(profile: Profile, answer: Answer, ids: _Ids) -> Submission | None:
+    status = answer.status
+    if status is None:
+        return None
+    for rule in profile.accept:
+        job_id = ids.only(rule.job_id)
+        if job_id is None or not rule.covers(status):
+            continue
+        declared = documents.distinct(one for found in ids.declared.values() for one in found)
+        others = tuple(one for one in declared if one != job_id)
+        return Submission(
+            verdict="accepted",
+            reason="accepted" if status < 300 else "accepted_with_error",
+            job_id=job_id,
+            candidates=others,
+            accounting=rule.accounting,
+            evidence=evidence(
+                answer,
+                job_id=job_id,
+                candidates=list(others),
+                other_ids=[one for one in ids.all if one != job_id and one not in others],
+            ),
+        )
+    return None
+
+
+def _refused(profile: Profile, answer: Answer, document: Document, ids: _Ids) -> Submission | None:
+    """What the first reject rule that fits says. None where none does, and where the answer also names a job,
+    or lost a part that might: then the refusal is not proven."""
+    rule = _reject_rule(profile, answer, document)
+    if rule is None or not answer.body_complete or ids.likely or ids.is_malformed():
+        return None
+    return Submission(
+        verdict="refused",
+        reason=rule.reason or f"refused_{answer.status}",
+        after=rule.after,
+        charged=rule.charged,
+        retry_after_s=(retry_after_s(answer) or rule.delay_s) if rule.after == "delay" else None,
+        evidence=evidence(answer, other_ids=list(ids.all)),
+    )
+
+
+def _reject_rule(profile: Profile, answer: Answer, document: Document) -> RejectRule | None:
+    return next((rule for rule in profile.reject if _fits(rule, answer, document)), None)
+
+
+def _fits(rule: RejectRule, answer: Answer, document: Document) -> bool:
+    if answer.status is None or not rule.covers(answer.status):
+        return False
+    if rule.path is None:
+        return True
+    values = json_path.find(rule.path, document.value) if document.valid else []
+    return len(values) == 1 and _same(values[0], rule.equals)
+
+
+def _same(said: object, wanted: str | int | bool | None) -> bool:
+    """JSON true is not "true", and 1 is neither "1" nor true."""
+    if isinstance(wanted, bool) or isinstance(said, bool):
+        return said is wanted
+    if isinstance(wanted, int):
+        return isinstance(said, documents.Number) and said == str(wanted)
+    return isinstance(said, str) and not isinstance(said, documents.Number) and said == wanted
+
+
+def _unknown(profile: Profile, answer: Answer, document: Document, ids: _Ids) -> Submission:
+    status = answer.status
+    generic = status is not None and (status in {401, 403} or status >= 500)
+    return Submission(
+        verdict="unknown",
+        reason=_why_unknown(profile, answer, document, ids),
+        candidates=ids.all,
+        retry_after_s=retry_after_s(answer),
+        generic_failure=generic and not ids.likely,
+        evidence=evidence(
+            answer,
+            candidates=list(ids.all),
+            malformed_ids=[one for found in ids.malformed.values() for one in found],
+        ),
+    )
+
+
+def _why_unknown(profile: Profile, answer: Answer, document: Document, ids: _Ids) -> str:
+    status = answer.status
+    if status is None:
+        return "cancelled" if answer.cancelled else "no_answer"
+    if status // 100 == 3:
+        return "redirect"
+    if ids.is_malformed():
+        return "job_id_malformed"
+    if status // 100 == 2:
+        if not document.valid:
+            return "answer_not_json" if answer.body_complete else "answer_cut"
+        if len(ids.all) > 1:
+            return "several_job_ids"
+        return "job_id_not_at_its_path" if ids.all else "no_job_id"
+    if ids.likely:
+        return "job_id_with_error"
+    if _reject_rule(profile, answer, document) is not None:
+        return "refusal_cut"
+    return f"status_{status}"

@@ -1,0 +1,56 @@
+"""Finds, for an operation, the profile that it was approved with and the client that speaks to its provider."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from consumers.operations import providers
+from consumers.providers.client import ProviderClient
+from consumers.providers.profile import Profile
+from relay.errors import UsageError
+from relay.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A provider as this process may use it."""
+
+    profile: Profile
+    base_url: str
+    secret: str | None
+    client: ProviderClient
+
+
+class Providers:
+    """Profiles by (provider, digest), read once each: a registered document never changes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._known: dict[tuple[str, str], Profile] = {}
+
+    async def profile(self, connection: psycopg.AsyncConnection[Any], provider: str, digest: str) -> Profile:
+        """Raises SchemaError when the profile isn't registered."""
+        key = (provider, digest)
+        if key not in self._known:
+            self._known[key] = await providers.profile(connection, provider, digest)
+        return self._known[key]
+
+    def provider(self, profile: Profile) -> Provider:
+        """`profile` with the URL and credential of this process' settings. Raises UsageError without them."""
+        configured = self._settings.providers.get(profile.name)
+        variable = f"RELAY_PROVIDER_{profile.name.upper().replace('-', '_')}"
+        if configured is None or configured.url is None:
+            raise UsageError(
+                f"The provider {profile.name} has no URL.", remedy=f"Set {variable}_URL to where it is."
+            )
+        secret = configured.secret.get_secret_value() if configured.secret else None
+        if configured.secret_file is not None:
+            try:
+                secret = configured.secret_file.read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise UsageError(
+                    f"{variable}_SECRET_FILE ({configured.secret_file}) can't be read: {error.strerror}."
+                ) from None
+        client = ProviderClient(profile, base_url=configured.url, secret=secret)
+        return Provider(profile, configured.url, secret, client)
