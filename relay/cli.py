@@ -17,10 +17,10 @@ class _Commands(click.Group):
     def _entry_points(self) -> dict[str, EntryPoint]:
         return {found.name: found for found in entry_points(group="relay.commands")}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(self._entry_points())
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         found = self._entry_points().get(cmd_name)
         if found is None:
             return None
@@ -33,7 +33,9 @@ class _Commands(click.Group):
         return command
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="outbox-relay", prog_name="relay")
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (TOML). Also RELAY_CONFIG.")
 @click.option("--database-url", help="libpq URL or keywords. Also RELAY_DATABASE_URL.")

@@ -2,8 +2,8 @@
 
 ``RELAY_FAILPOINTS="dispatch.answer_received=kill; relay.kafka_committed=kill@3"`` with
 ``RELAY_ALLOW_FAILPOINTS=1``. Actions: ``kill`` (SIGKILL to this process), ``stop`` (SIGSTOP, until somebody
-continues it), ``raise`` (`FailpointReached`). ``@N`` acts on the N-th passage only; without it, on every one.
-The text ``failpoint NAME ACTION`` goes to standard error just before the action, so that a test can wait for it.
+continues it), ``raise`` (`FailpointReached`). ``@N`` acts on the N-th passage only; without it, on each.
+``failpoint NAME ACTION`` goes to standard error just before the action, so that a test can wait for it.
 """
 
 import os

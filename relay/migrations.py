@@ -55,8 +55,8 @@ def shipped(folder: Path = POSTGRES) -> list[Migration]:
 def apply(connection: psycopg.Connection[Any], folder: Path = POSTGRES) -> list[str]:
     """Bring the database up to date and return the names applied now, in order.
 
-    `connection` must be in autocommit and able to create roles and schemas. Raises SchemaError when an applied
-    file changed, or when the database has a migration that this release doesn't know.
+    `connection` must be in autocommit and able to create roles and schemas. Raises SchemaError when an
+    applied file changed, or when the database has a migration that this release doesn't know.
     """
     if not connection.autocommit:
         raise SchemaError("Migrations need a connection in autocommit: each is a transaction of its own.")
@@ -116,7 +116,9 @@ def _apply_one(connection: psycopg.Connection[Any], migration: Migration) -> Non
                 [migration.name, migration.checksum],
             )
     except psycopg.OperationalError as error:
-        raise Unavailable(f"The database went away during the migration {migration.name}: {error}.") from error
+        raise Unavailable(
+            f"The database went away during the migration {migration.name}: {error}."
+        ) from error
     except psycopg.Error as error:
         raise SchemaError(
             f"The migration {migration.name} failed: {error.diag.message_primary or error}.",

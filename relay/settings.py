@@ -1,8 +1,8 @@
 """Every setting: its name, unit, default and environment variable. It opens nothing and connects to nothing.
 
-A TOML file (``--config`` or ``RELAY_CONFIG``), then the environment (``RELAY_…``), then flags; a later one wins.
-A wrong value, or an unknown name in the file, stops at start with one sentence that names it. An unknown
-``RELAY_…`` variable only warns: Kubernetes injects ``RELAY_PORT`` and its like beside a service named ``relay``.
+A TOML file (``--config`` or ``RELAY_CONFIG``), then the environment (``RELAY_…``), then flags; a later one
+wins. A wrong value, or an unknown name in the file, stops at start with one sentence that names it. An
+unknown ``RELAY_…`` variable only warns: Kubernetes injects ``RELAY_PORT`` beside a service named ``relay``.
 """
 
 import difflib
@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from relay.errors import UsageError
 
@@ -69,16 +77,24 @@ class Settings(BaseModel):
     kafka: dict[str, str] = Field(
         default_factory=dict, description="librdkafka properties: RELAY_KAFKA_BOOTSTRAP, RELAY_KAFKA_…"
     )
-    topic_prefix: str = Field("relay", pattern=r"^[A-Za-z0-9._-]{1,100}$", description="prefix of every topic")
-    topic: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,249}$", description="one topic for every event")
-    topic_partitions: int = Field(6, ge=1, le=10_000, description="partitions of topics that the relay creates")
+    topic_prefix: str = Field(
+        "relay", pattern=r"^[A-Za-z0-9._-]{1,100}$", description="prefix of every topic"
+    )
+    topic: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9._-]{1,249}$", description="one topic for every event"
+    )
+    topic_partitions: int = Field(
+        6, ge=1, le=10_000, description="partitions of topics that the relay creates"
+    )
     topic_replication: int = Field(
         -1, ge=-1, description="replication factor of topics that the relay creates; -1: the broker's default"
     )
     delivery: Literal["exactly_once", "at_least_once"] = Field(
         "exactly_once", description="exactly_once for read_committed readers, or at_least_once"
     )
-    queue_bytes: int = Field(16 * MIB, ge=MIB, description="most that the relay holds of what Kafka hasn't taken")
+    queue_bytes: int = Field(
+        16 * MIB, ge=MIB, description="most that the relay holds of what Kafka hasn't taken"
+    )
     group_bytes: int = Field(4 * MIB, ge=64 * 1024, description="a Kafka transaction is closed at this size")
     on_bad_event: Literal["park"] = Field("park", description="what becomes of an event that can't be sent")
 
@@ -89,8 +105,12 @@ class Settings(BaseModel):
 
     # Consumers
     concurrency: int = Field(16, ge=1, le=1_000, description="handlers at work in one consumer process")
-    grace_s: float = Field(45.0, gt=0, description="how long work in flight may go on after SIGTERM or a revoke")
-    retry_for_s: float = Field(900.0, ge=0, description="how long a transient failure is retried before parking")
+    grace_s: float = Field(
+        45.0, gt=0, description="how long work in flight may go on after SIGTERM or a revoke"
+    )
+    retry_for_s: float = Field(
+        900.0, ge=0, description="how long a transient failure is retried before parking"
+    )
 
     # Operations
     profiles: Paths = Field((), description="more folders of provider profiles, after the shipped one")
@@ -138,7 +158,7 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings with where each came from: setting name to ``default``, ``file``, ``environment`` or ``flag``."""
+    """Settings with where each came from: name to ``default``, ``file``, ``environment`` or ``flag``."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -202,7 +222,9 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"The settings file {path} is not TOML: {error}.") from None
     for name in document:
         if name not in Settings.model_fields:
-            raise UsageError(f"The settings file {path} has {name!r}, which is not a setting.{_nearest(name)}")
+            raise UsageError(
+                f"The settings file {path} has {name!r}, which is not a setting.{_nearest(name)}"
+            )
     kafka = document.get("kafka")
     if isinstance(kafka, dict):
         document["kafka"] = {_kafka_property(name): _text(value) for name, value in _flat(kafka)}
@@ -233,7 +255,9 @@ def _from_environment(environ: Mapping[str, str], warnings: list[str]) -> dict[s
         setting = name.removeprefix(ENV_PREFIX).lower()
         if setting.startswith("kafka_"):
             kafka[_kafka_property(setting.removeprefix("kafka_"))] = value
-        elif setting.startswith("provider_") and (found := _provider_field(setting.removeprefix("provider_"))):
+        elif setting.startswith("provider_") and (
+            found := _provider_field(setting.removeprefix("provider_"))
+        ):
             providers.setdefault(found[0], {})[found[1]] = value
         elif setting in Settings.model_fields and setting not in {"kafka", "providers"}:
             layer[setting] = value
@@ -255,7 +279,11 @@ def _provider_field(rest: str) -> tuple[str, str] | None:
 
 def _nearest(name: str) -> str:
     near = difflib.get_close_matches(name, Settings.model_fields, n=1)
-    return f" Did you mean {near[0]} ({environment_name(near[0])})?" if near else " `relay settings` lists them all."
+    return (
+        f" Did you mean {near[0]} ({environment_name(near[0])})?"
+        if near
+        else " `relay settings` lists them all."
+    )
 
 
 def _one_sentence(error: ValidationError, origins: Mapping[str, str], config: Path | None) -> UsageError:

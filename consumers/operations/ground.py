@@ -33,7 +33,7 @@ class Ground:
 
 
 async def say(connection: psycopg.AsyncConnection[Any], ground: Ground) -> None:
-    """Set `ground` for the rest of the open transaction. Every field is set, so nothing is left of the last."""
+    """Set `ground` for the rest of the open transaction. Every field is set: nothing is left of the last."""
     await connection.execute(
         _SAY,
         [

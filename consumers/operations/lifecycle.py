@@ -1,5 +1,5 @@
-"""The phases that Python names. The edges are data in the database (`relay.lifecycle_edge`); a test holds these
-names against it, so that neither can drift.
+"""The phases that Python names. The edges are data in the database (`relay.lifecycle_edge`); a test holds
+these names against it, so that neither can drift.
 """
 
 from enum import StrEnum
@@ -55,5 +55,7 @@ class Hold(StrEnum):
 
 
 RELEASED_BY_SCHEDULE: Final = frozenset({Hold.ALLOWANCE, Hold.PAUSED})
-LATE_IDS_MOVE: Final = frozenset({Phase.PREPARED, Phase.HELD, Phase.CLAIMED, Phase.SUBMITTING, Phase.UNCERTAIN})
+LATE_IDS_MOVE: Final = frozenset(
+    {Phase.PREPARED, Phase.HELD, Phase.CLAIMED, Phase.SUBMITTING, Phase.UNCERTAIN}
+)
 """Phases that an id of an earlier attempt moves to accepted (design-operations, section 6)."""

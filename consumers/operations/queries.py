@@ -1,4 +1,5 @@
-"""Reads the named blocks of `consumers/operations/sql/*.sql`. All SQL on operations is there or in the migrations.
+"""Reads the named blocks of `consumers/operations/sql/*.sql`. All SQL on operations is there, or in the
+migrations.
 
 A block begins with ``-- name: some_name``; parameters are psycopg's ``%(name)s``.
 """
@@ -22,7 +23,9 @@ class Queries(Mapping[str, LiteralString]):
         if len(names) != len(set(names)):
             raise ValueError(f"{file}.sql names a block twice")
         # The text ships with the package: to psycopg it is as literal as a string in the source.
-        self._blocks = {name: cast(LiteralString, body.strip()) for name, body in zip(names, parts[1::2], strict=True)}
+        self._blocks = {
+            name: cast(LiteralString, body.strip()) for name, body in zip(names, parts[1::2], strict=True)
+        }
 
     def __getitem__(self, name: str) -> LiteralString:
         try:

@@ -1,4 +1,4 @@
-"""Finds, for an operation, the profile that it was approved with and the client that speaks to its provider."""
+"""Finds for an operation the profile that it was approved with, and the client of its provider."""
 
 from dataclasses import dataclass
 from typing import Any

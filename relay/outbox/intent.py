@@ -114,5 +114,7 @@ async def prepare_async(target: psycopg.AsyncConnection[Any], intent: Intent) ->
 
 def _one(row: Any) -> Sequence[Any]:
     if not isinstance(row, (tuple, list)):
-        raise TypeError(f"relay.prepare_operation gave {type(row).__name__}; use a cursor whose rows are tuples")
+        raise TypeError(
+            f"relay.prepare_operation gave {type(row).__name__}; use a cursor whose rows are tuples"
+        )
     return row

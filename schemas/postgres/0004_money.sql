@@ -81,6 +81,7 @@ begin
   values (p_attempt_id, p_operation_id, wanted.owner_id, wanted.cost_unit, wanted.max_cost, 'reserved')
   returning * into made;
   perform relay.book(made, 'reserve', made.amount, 'claim');
+  update relay.operation set accounting = 'reserved' where operation_id = p_operation_id;
   return true;
 end;
 $$;

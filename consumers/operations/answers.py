@@ -1,0 +1,351 @@
+"""Applies what a submission came to, by its attempt and never by its claim: an answer may come after the
+lease, after a review, or twice. Every id is stored first; nothing here sends anything, and applying twice
+changes nothing.
+"""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from consumers.operations.ground import Ground, say
+from consumers.operations.lifecycle import LATE_IDS_MOVE, Cause, Hold, Phase
+from consumers.operations.queries import Queries
+from consumers.providers.outcome import Submission
+from consumers.providers.profile import Profile
+
+_SQL: Final = Queries("answers")
+
+PAUSE_AFTER: Final = 3
+"""Equal generic failures in a row that pause the provider account (design-operations, section 3)."""
+UNSENT_BACKOFF_S: Final = (1.0, 60.0)
+"""First and longest wait before an unsent operation is dispatched again; it doubles in between."""
+
+
+class Applied(StrEnum):
+    """What became of the answer."""
+
+    MOVED = "moved"
+    RECORDED = "recorded"
+    """Ids and evidence are stored; the phase was decided otherwise, or already."""
+    NO_ATTEMPT = "no_attempt"
+    """The database doesn't know the attempt: it was restored, or never told. Keep the spool's entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    operation_id: UUID
+    phase: Phase
+    dispatch_no: int
+    claim_token: UUID | None
+    job_id: str | None
+    is_final: bool
+    provider: str
+    account: str
+
+    @property
+    def provider_account(self) -> str:
+        return f"{self.provider}/{self.account}"
+
+
+async def apply_submission(
+    connection: psycopg.AsyncConnection[Any],
+    *,
+    attempt_id: UUID,
+    operation_id: UUID,
+    outcome: Submission,
+    profile: Profile,
+    actor: str,
+) -> Applied:
+    """Record `outcome` for the attempt and move its operation, in one transaction. Idempotent.
+
+    Raises psycopg's errors; nothing is recorded then, and the call may be repeated.
+    """
+    async with connection.transaction():
+        return await _Application(connection, attempt_id, outcome, profile, actor).run(operation_id)
+
+
+class _Application:
+    """One answer against one operation, both locked. Lives for one transaction."""
+
+    def __init__(
+        self,
+        connection: psycopg.AsyncConnection[Any],
+        attempt_id: UUID,
+        outcome: Submission,
+        profile: Profile,
+        actor: str,
+    ) -> None:
+        self.connection = connection
+        self.attempt_id = attempt_id
+        self.outcome = outcome
+        self.profile = profile
+        self.actor = actor
+        self.operation: _Operation
+        self.before: str | None
+        """The attempt's outcome until now; None: it has no row, its hook's commit never landed."""
+
+    async def run(self, operation_id: UUID) -> Applied:
+        row = await self._one("lock_operation", operation_id=operation_id)
+        if row is None:
+            return Applied.NO_ATTEMPT
+        phase, dispatch_no, token, job_id, is_final, provider, account, _max_cost = row
+        self.operation = _Operation(
+            operation_id, Phase(phase), dispatch_no, token, job_id, is_final, provider, account
+        )
+        attempt = await self._one("lock_attempt")
+        self.before = None if attempt is None else attempt[0]
+        if self.before is None:
+            return await self._without_attempt()
+        for candidate in self.outcome.candidates:
+            await self._add_job(candidate, "candidate")
+        match self.outcome.verdict:
+            case "accepted":
+                applied = await self._accepted()
+            case "refused":
+                applied = await self._refused()
+            case "unsent":
+                applied = await self._unsent()
+            case _:
+                applied = await self._unknown()
+        if applied is Applied.MOVED:
+            await self._count_failures()
+        return applied
+
+    @property
+    def _own_claim(self) -> bool:
+        """The operation is still where this attempt left it."""
+        return self.operation.phase is Phase.SUBMITTING and self.operation.claim_token == self.attempt_id
+
+    async def _without_attempt(self) -> Applied:
+        if self.outcome.verdict != "unsent":
+            return Applied.NO_ATTEMPT
+        operation = self.operation
+        if operation.phase is not Phase.CLAIMED or operation.claim_token != self.attempt_id:
+            return Applied.RECORDED
+        # Recorded under the live claim, so that the next rows can name it and max_unsent can count it.
+        await self._run(
+            "record_unsent",
+            dispatch_no=operation.dispatch_no,
+            actor=self.actor,
+            reason=self.outcome.reason,
+            evidence=Jsonb(self.outcome.evidence),
+        )
+        return await self._return_unsent("move_claimed")
+
+    async def _accepted(self) -> Applied:
+        outcome, operation = self.outcome, self.operation
+        job_id = outcome.job_id
+        if job_id is None:
+            raise ValueError("an accepted submission has a job id")
+        taken = await self._take_id(job_id)
+        if not taken:
+            return await self._collision(job_id)
+        late = not (self._own_claim and self.before == "open")
+        if self.before in ("open", "unknown"):
+            await self._finish("accepted")
+        if operation.job_id is not None:
+            if operation.job_id != job_id:
+                await self._review("second_id", {"job_ids": [operation.job_id, job_id]})
+                await self._incident(f"a second job {job_id} of one operation", job_id)
+            return Applied.RECORDED
+        if operation.phase not in LATE_IDS_MOVE:
+            await self._review("contradiction", {"job_id": job_id, "phase": operation.phase})
+            await self._incident(
+                f"job {job_id} became known when the operation was {operation.phase}", job_id
+            )
+            return Applied.RECORDED
+        await self._say(Cause.LATE_ANSWER if late else Cause.ANSWER)
+        await self._move(
+            "accept",
+            reason=outcome.reason,
+            job_id=job_id,
+            phase=operation.phase,
+            unsettled=outcome.accounting == "unsettled",
+        )
+        if outcome.accounting == "unsettled":
+            await self._review("id_with_error", {"job_id": job_id, "reason": outcome.reason})
+        if outcome.candidates:
+            await self._review("second_id", {"job_id": job_id, "candidates": list(outcome.candidates)})
+        return Applied.MOVED
+
+    async def _take_id(self, job_id: str) -> bool:
+        """Store the id, whatever else; True: it is this operation's own, as its first or its second one."""
+        operation = self.operation
+        second = operation.job_id not in (None, job_id)
+        unclaimed = not second and (operation.job_id == job_id or operation.phase in LATE_IDS_MOVE)
+        role = "duplicate" if second else "primary" if unclaimed else "candidate"
+        await self._add_job(job_id, role)
+        holders = await self._all("job_holders", provider_account=operation.provider_account, job_id=job_id)
+        others = [
+            holder for holder, held_as in holders if holder != operation.operation_id and held_as == "primary"
+        ]
+        own = [held_as for holder, held_as in holders if holder == operation.operation_id]
+        if others:
+            if not own:
+                await self._add_job(job_id, "candidate")
+            return False
+        if role == "primary" and own != ["primary"]:
+            await self._run("promote_job", provider_account=operation.provider_account, job_id=job_id)
+        return True
+
+    async def _collision(self, job_id: str) -> Applied:
+        """A provider that silently deduplicates: this id is another operation's job."""
+        own_claim = self._own_claim
+        if self.before in ("open", "unknown"):
+            await self._finish("unknown", reason="job_id_collision")
+        holders = await self._all(
+            "job_holders", provider_account=self.operation.provider_account, job_id=job_id
+        )
+        evidence = {"job_id": job_id, "operations": sorted(str(holder) for holder, _role in holders)}
+        moved = Applied.RECORDED
+        if own_claim:
+            await self._say(Cause.UNKNOWN, "job_id_collision")
+            await self._move("move", to_phase=Phase.UNCERTAIN, reason="job_id_collision", delay_s=None)
+            moved = Applied.MOVED
+        else:
+            await self._review("id_collision", evidence)
+        for holder, role in holders:
+            if role == "primary" and holder != self.operation.operation_id:
+                await self._review("id_collision", evidence, operation_id=holder, attempt_id=None)
+        return moved
+
+    async def _refused(self) -> Applied:
+        outcome = self.outcome
+        if self.before not in ("open", "unknown"):
+            return Applied.RECORDED
+        own_claim = self._own_claim
+        await self._finish("refused", charged=outcome.charged)
+        if own_claim:
+            if outcome.after == "final":
+                await self._say(Cause.RULE)
+                await self._move("move", to_phase=Phase.REJECTED, reason=outcome.reason, delay_s=None)
+            elif outcome.after == "delay":
+                await self._say(Cause.REFUSED)
+                delay_s = outcome.retry_after_s if outcome.retry_after_s is not None else UNSENT_BACKOFF_S[0]
+                await self._move("move", to_phase=Phase.PREPARED, reason=outcome.reason, delay_s=delay_s)
+            else:
+                await self._say(Cause.REFUSED)
+                await self._move("move", to_phase=Phase.HELD, reason=Hold.CONFIGURATION, delay_s=None)
+            return Applied.MOVED
+        if self.operation.phase is Phase.UNCERTAIN and outcome.after == "final":
+            await self._say(Cause.RULE)
+            await self._move("reject_uncertain", reason=outcome.reason)
+            return Applied.MOVED
+        return Applied.RECORDED
+
+    async def _unsent(self) -> Applied:
+        # Only the sending process knows this; after its lease ran out the operation stays uncertain.
+        if self.before != "open" or not self._own_claim:
+            return Applied.RECORDED
+        await self._finish("unsent")
+        return await self._return_unsent("move")
+
+    async def _return_unsent(self, query: str) -> Applied:
+        row = await self._one("unsent_in_a_row")
+        times = int(row[0]) if row else 1
+        await self._say(Cause.UNSENT)
+        if self.outcome.hold is not None:
+            await self._move(query, to_phase=Phase.HELD, reason=Hold.CONFIGURATION, delay_s=None)
+        elif times >= self.profile.max_unsent:
+            await self._move(query, to_phase=Phase.HELD, reason=Hold.UNREACHABLE, delay_s=None)
+        else:
+            first_s, longest_s = UNSENT_BACKOFF_S
+            ceiling_s = min(longest_s, first_s * 2 ** (times - 1))
+            # Half fixed, half random: a provider that comes back isn't met by everybody at once.
+            delay_s = ceiling_s / 2 + random.uniform(0, ceiling_s / 2)
+            await self._move(query, to_phase=Phase.PREPARED, reason=self.outcome.reason, delay_s=delay_s)
+        return Applied.MOVED
+
+    async def _unknown(self) -> Applied:
+        if self.before not in ("open", "unknown"):
+            return Applied.RECORDED
+        own_claim = self._own_claim
+        await self._finish("unknown")
+        if not own_claim:
+            if self.outcome.candidates and not self.operation.is_final:
+                await self._review("candidate_id", {"candidates": list(self.outcome.candidates)})
+            return Applied.RECORDED
+        reason = "candidate_id" if self.outcome.candidates else self.outcome.reason
+        await self._say(Cause.UNKNOWN)
+        await self._move("move", to_phase=Phase.UNCERTAIN, reason=reason, delay_s=None)
+        return Applied.MOVED
+
+    async def _count_failures(self) -> None:
+        account = {"provider": self.operation.provider, "account": self.operation.account}
+        if self.outcome.generic_failure:
+            await self._run("note_failure", reason=self.outcome.reason, limit=PAUSE_AFTER, **account)
+        elif self.outcome.verdict == "accepted":
+            await self._run("note_success", **account)
+
+    # Statements ---------------------------------------------------------------------------------------------
+
+    async def _finish(self, outcome: str, *, reason: str | None = None, charged: bool | None = None) -> None:
+        status = self.outcome.evidence.get("status")
+        await self._run(
+            "finish_attempt",
+            outcome=outcome,
+            reason=reason or self.outcome.reason,
+            charged=charged,
+            status=status if isinstance(status, int) else None,
+            evidence=Jsonb(self.outcome.evidence),
+        )
+
+    async def _add_job(self, job_id: str, role: str) -> None:
+        await self._run("add_job", provider_account=self.operation.provider_account, job_id=job_id, role=role)
+
+    async def _review(
+        self, kind: str, evidence: dict[str, Any], *, operation_id: UUID | None = None, attempt_id: Any = ...
+    ) -> None:
+        await self._run(
+            "open_review",
+            operation_id=operation_id or self.operation.operation_id,
+            attempt_id=self.attempt_id if attempt_id is ... else attempt_id,
+            kind=kind,
+            deadline_s=self.profile.review_deadline_s(kind),
+            evidence=Jsonb(evidence),
+        )
+
+    async def _incident(self, what: str, job_id: str) -> None:
+        await self._run("open_incident", what=what, evidence=Jsonb({"job_id": job_id}))
+
+    async def _say(self, cause: Cause, reason: str | None = None) -> None:
+        await say(
+            self.connection,
+            Ground(
+                self.actor,
+                cause,
+                reason or self.outcome.reason,
+                attempt_id=self.attempt_id,
+                review_deadline_s=self.profile.review_deadline_s("uncertain_submission"),
+            ),
+        )
+
+    async def _move(self, query: str, **more: Any) -> None:
+        cursor = await self.connection.execute(_SQL[query], self._parameters(more))
+        if cursor.rowcount != 1:
+            raise RuntimeError(
+                f"operation {self.operation.operation_id} moved although it is locked: {query}"
+            )
+
+    async def _run(self, query: str, **more: Any) -> None:
+        await self.connection.execute(_SQL[query], self._parameters(more))
+
+    async def _one(self, query: str, **more: Any) -> tuple[Any, ...] | None:
+        cursor = await self.connection.execute(_SQL[query], self._parameters(more))
+        row: tuple[Any, ...] | None = await cursor.fetchone()
+        return row
+
+    async def _all(self, query: str, **more: Any) -> list[tuple[Any, ...]]:
+        cursor = await self.connection.execute(_SQL[query], self._parameters(more))
+        return await cursor.fetchall()
+
+    def _parameters(self, more: dict[str, Any]) -> dict[str, Any]:
+        own = {"attempt_id": self.attempt_id}
+        if hasattr(self, "operation"):
+            own["operation_id"] = self.operation.operation_id
+        return own | more

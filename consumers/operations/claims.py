@@ -1,0 +1,222 @@
+"""Claims on operations, and the one transaction that stands before the first byte of a POST.
+
+A claim's token is the id of the one attempt that it may make. Nothing here sends anything.
+"""
+
+import logging
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, LiteralString
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from consumers.operations.ground import Ground, say
+from consumers.operations.lifecycle import Cause, Hold
+from consumers.operations.queries import Queries
+from relay.errors import RelayError, Unavailable
+
+_SQL: Final = Queries("claims")
+_log: Final = logging.getLogger(__name__)
+
+HOOK_TIMEOUT_MS: Final = 5_000
+"""Lock and statement timeout before the first byte: a connection to the provider is open and waiting."""
+
+
+class OperationMissing(RelayError):
+    """The event's operation isn't visible: the walsender can ship a commit before it is."""
+
+
+class ClaimLost(RelayError):
+    """The claim is no longer this worker's, or may no longer be used: nothing may be sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """An operation under a live claim. `token` is the id of the attempt that it may make."""
+
+    operation_id: UUID
+    token: UUID
+    dispatch_no: int
+    kind: str
+    owner_id: str
+    provider: str
+    account: str
+    profile_digest: str
+    specification_hash: str
+    payload: str
+    payload_version: int
+    max_cost: Decimal
+    cost_unit: str
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotClaimed:
+    """The event asks for what is done, under way or held: acknowledge it without effect."""
+
+    why: str
+
+
+async def claim(
+    connection: psycopg.AsyncConnection[Any],
+    *,
+    operation_id: UUID,
+    dispatch_no: int,
+    token: UUID,
+    worker: str,
+    lease_s: float,
+) -> Claim | NotClaimed:
+    """Claim the operation and reserve its maximum cost, in one transaction.
+
+    Raises Unavailable while the dispatch gate is closed, and OperationMissing when there is no such row.
+    What doesn't fit its allowance, or whose provider is paused, is held in the same transaction.
+    """
+    async with connection.transaction():
+        gate = await _one(connection, _SQL["gate"], {})
+        if gate is not None and gate[0] is not None:
+            raise Unavailable(
+                f"Dispatch is closed: {gate[0]}.",
+                meaning="Nothing is claimed and nothing is sent until the relay has verified this database.",
+                remedy="Look at `relay status`; is `relay run` running?",
+            )
+        await say(connection, Ground(worker, Cause.CLAIM, f"dispatch {dispatch_no}"))
+        async with connection.cursor(row_factory=class_row(Claim)) as cursor:
+            await cursor.execute(
+                _SQL["claim"],
+                {
+                    "token": token,
+                    "worker": worker,
+                    "lease_s": lease_s,
+                    "operation_id": operation_id,
+                    "dispatch_no": dispatch_no,
+                },
+            )
+            won = await cursor.fetchone()
+        if won is None:
+            return await _why_not(connection, operation_id, dispatch_no)
+        if won.cancel_requested:
+            await _end(
+                connection, won, _SQL["cancel"], Ground(worker, Cause.CANCEL, "requested before sending")
+            )
+            return NotClaimed("a cancel was requested")
+        paused = await _one(connection, _SQL["paused"], {"provider": won.provider, "account": won.account})
+        if paused is not None:
+            await hold(connection, won, Hold.PAUSED, worker, f"provider account paused: {paused[0]}")
+            return NotClaimed("the provider account is paused")
+        fits = await _one(connection, _SQL["reserve"], {"operation_id": operation_id, "token": token})
+        if fits is None or not fits[0]:
+            await hold(connection, won, Hold.ALLOWANCE, worker, f"{won.max_cost} {won.cost_unit} doesn't fit")
+            return NotClaimed("it doesn't fit the owner's allowance")
+        return won
+
+
+async def hold(
+    connection: psycopg.AsyncConnection[Any],
+    claimed: Claim,
+    reason: Hold,
+    worker: str,
+    words: str,
+    *,
+    incident: dict[str, Any] | None = None,
+) -> None:
+    """claimed → held, before anything was sent. The reservation is given back by the database.
+
+    `incident` is evidence for one that crosses the claim's boundary. Raises ClaimLost when the claim is gone.
+    """
+    async with connection.transaction():
+        await _end(connection, claimed, _SQL["hold"], Ground(worker, Cause.HOLD, words), hold=str(reason))
+        if incident is not None:
+            await connection.execute(
+                _SQL["open_incident"],
+                {
+                    "operation_id": claimed.operation_id,
+                    "attempt_id": None,
+                    "boundary": "claim",
+                    "what": words,
+                    "evidence": Jsonb(incident),
+                },
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """What is recorded of a submission before its first byte. Times in seconds."""
+
+    request_sha256: str
+    idempotency_key: str | None
+    spool: str
+    deadline_s: float
+    margin_s: float
+    late_delivery_s: float
+
+
+async def begin_submission(
+    connection: psycopg.AsyncConnection[Any], claimed: Claim, sending: Sending, worker: str
+) -> None:
+    """claimed → submitting, with its attempt, durably. After this returns, and only then, bytes may leave.
+
+    Raises ClaimLost when the claim, lease, gate, pause or a cancel forbids it; any error of psycopg, a COMMIT
+    whose answer was lost included, means the same to the caller: send nothing.
+    """
+    lease_s = sending.deadline_s + sending.margin_s
+    async with connection.transaction():
+        await connection.execute(_SQL["durable"], {"timeout_ms": str(HOOK_TIMEOUT_MS)})
+        await connection.execute(
+            _SQL["insert_attempt"],
+            {
+                "token": claimed.token,
+                "operation_id": claimed.operation_id,
+                "dispatch_no": claimed.dispatch_no,
+                "worker": worker,
+                "request_sha256": sending.request_sha256,
+                "idempotency_key": sending.idempotency_key,
+                "spool": sending.spool,
+                "late_delivery_s": lease_s + sending.late_delivery_s,
+            },
+        )
+        await say(connection, Ground(worker, Cause.SUBMIT, "before the first byte", attempt_id=claimed.token))
+        moved = await _one(
+            connection,
+            _SQL["submit"],
+            {"operation_id": claimed.operation_id, "token": claimed.token, "lease_s": lease_s},
+        )
+        if moved is None:
+            raise ClaimLost(f"Operation {claimed.operation_id} may no longer be sent under this claim.")
+
+
+async def _end(
+    connection: psycopg.AsyncConnection[Any],
+    claimed: Claim,
+    query: LiteralString,
+    ground: Ground,
+    **more: str,
+) -> None:
+    await say(connection, ground)
+    done = await connection.execute(
+        query, {"operation_id": claimed.operation_id, "token": claimed.token, **more}
+    )
+    if done.rowcount != 1:
+        raise ClaimLost(f"The claim on operation {claimed.operation_id} was lost before {ground.cause}.")
+
+
+async def _why_not(
+    connection: psycopg.AsyncConnection[Any], operation_id: UUID, dispatch_no: int
+) -> NotClaimed:
+    row = await _one(connection, _SQL["look"], {"operation_id": operation_id})
+    if row is None:
+        raise OperationMissing(f"There is no operation {operation_id} (yet).")
+    phase, current, _job_id = row
+    if current != dispatch_no:
+        return NotClaimed(f"the event is of dispatch {dispatch_no}, the operation at {current}")
+    return NotClaimed(f"it is {phase}" if phase != "prepared" else "it may not be claimed yet")
+
+
+async def _one(
+    connection: psycopg.AsyncConnection[Any], query: LiteralString, parameters: dict[str, Any]
+) -> tuple[Any, ...] | None:
+    cursor = await connection.execute(query, parameters)
+    row: tuple[Any, ...] | None = await cursor.fetchone()
+    return row

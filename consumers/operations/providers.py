@@ -1,0 +1,50 @@
+"""Provider profiles as the database keeps them: immutable documents by digest, and which one is current."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import psycopg
+
+from consumers.operations.queries import Queries
+from consumers.providers.profile import Profile
+from consumers.providers.profiles_folder import load_profiles
+from relay.errors import SchemaError
+from relay.settings import Settings
+
+_SQL: Final = Queries("providers")
+
+
+async def profile(connection: psycopg.AsyncConnection[Any], provider: str, digest: str) -> Profile:
+    """The profile that an operation was approved with. Raises SchemaError when it isn't registered."""
+    cursor = await connection.execute(_SQL["document"], {"provider": provider, "digest": digest})
+    row = await cursor.fetchone()
+    if row is None:
+        raise SchemaError(
+            f"The profile {provider} with digest {digest} is not registered in this database.",
+            remedy="Run `relay init` with the folder that has it in RELAY_PROFILES.",
+        )
+    return Profile.parse(row[0], source=f"relay.provider_profile {provider} {digest[:12]}")
+
+
+def push(connection: psycopg.Connection[Any], profiles: Iterable[Profile]) -> list[str]:
+    """Register `profiles` and make each its account's current one. Returns the names whose digest is new."""
+    changed: list[str] = []
+    with connection.transaction():
+        for one in profiles:
+            parameters = {
+                "provider": one.name,
+                "account": one.account,
+                "digest": one.digest,
+                "document": one.text,
+            }
+            connection.execute(_SQL["push_profile"], parameters)
+            if connection.execute(_SQL["push_account"], parameters).rowcount:
+                changed.append(one.name)
+    return changed
+
+
+def init_step(connection: psycopg.Connection[Any], settings: Settings) -> list[str]:
+    """What `relay init` calls through the entry-point group `relay.init`: sentences of what was done."""
+    profiles = load_profiles(settings.profiles)
+    changed = push(connection, profiles.values())
+    return [f"registered the provider profile {name} ({profiles[name].digest[:12]})" for name in changed]

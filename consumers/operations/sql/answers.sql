@@ -1,0 +1,90 @@
+-- name: lock_operation
+select phase, dispatch_no, claim_token, job_id, is_final, provider, account, max_cost
+  from relay.operation where operation_id = %(operation_id)s for update
+
+-- name: lock_attempt
+select outcome, dispatch_no from relay.attempt
+ where attempt_id = %(attempt_id)s and operation_id = %(operation_id)s for update
+
+-- name: record_unsent
+insert into relay.attempt (attempt_id, operation_id, action, dispatch_no, worker, finished_at, outcome,
+                           outcome_reason, evidence)
+values (%(attempt_id)s, %(operation_id)s, 'submit', %(dispatch_no)s, %(actor)s, relay.now(), 'unsent',
+        %(reason)s, %(evidence)s)
+
+-- name: finish_attempt
+update relay.attempt
+   set outcome = %(outcome)s, outcome_reason = %(reason)s, charged = %(charged)s, http_status = %(status)s,
+       evidence = %(evidence)s, finished_at = coalesce(finished_at, relay.now())
+ where attempt_id = %(attempt_id)s
+
+-- name: add_job
+insert into relay.remote_job (provider_account, job_id, operation_id, attempt_id, role)
+values (%(provider_account)s, %(job_id)s, %(operation_id)s, %(attempt_id)s, %(role)s)
+on conflict do nothing
+
+-- name: job_holders
+-- Whoever has this id as its own; locked, so that two operations can't both take it.
+select operation_id, role from relay.remote_job
+ where provider_account = %(provider_account)s and job_id = %(job_id)s
+   and (role = 'primary' or operation_id = %(operation_id)s)
+
+-- name: promote_job
+update relay.remote_job set role = 'primary'
+ where provider_account = %(provider_account)s and job_id = %(job_id)s and operation_id = %(operation_id)s
+
+-- name: accept
+update relay.operation
+   set phase = 'accepted', phase_reason = %(reason)s, job_id = %(job_id)s,
+       accounting = case when %(unsettled)s and accounting in ('none', 'reserved') then 'unsettled' else accounting end
+ where operation_id = %(operation_id)s and phase = %(phase)s
+
+-- name: move
+update relay.operation
+   set phase = %(to_phase)s, phase_reason = %(reason)s,
+       not_before = case when %(delay_s)s::double precision is null then null
+                         else relay.now() + make_interval(secs => %(delay_s)s) end
+ where operation_id = %(operation_id)s and phase = 'submitting' and claim_token = %(attempt_id)s
+
+-- name: move_claimed
+update relay.operation
+   set phase = %(to_phase)s, phase_reason = %(reason)s,
+       not_before = case when %(delay_s)s::double precision is null then null
+                         else relay.now() + make_interval(secs => %(delay_s)s) end
+ where operation_id = %(operation_id)s and phase = 'claimed' and claim_token = %(attempt_id)s
+
+-- name: reject_uncertain
+update relay.operation set phase = 'rejected', phase_reason = %(reason)s
+ where operation_id = %(operation_id)s and phase = 'uncertain'
+
+-- name: open_review
+insert into relay.review (operation_id, attempt_id, kind, deadline, evidence)
+select %(operation_id)s, %(attempt_id)s, %(kind)s,
+       relay.now() + make_interval(secs => %(deadline_s)s), %(evidence)s
+ where not exists (select 1 from relay.review where operation_id = %(operation_id)s
+                    and kind = %(kind)s and state = 'open')
+
+-- name: open_incident
+insert into relay.incident (operation_id, attempt_id, boundary, what, evidence)
+values (%(operation_id)s, %(attempt_id)s, 'id_commit', %(what)s, %(evidence)s)
+
+-- name: unsent_in_a_row
+select count(*) from relay.attempt a
+ where a.operation_id = %(operation_id)s and a.action = 'submit' and a.outcome = 'unsent'
+   and a.started_at > coalesce((select max(b.started_at) from relay.attempt b
+        where b.operation_id = a.operation_id and b.action = 'submit' and b.outcome <> 'unsent'), '-infinity')
+
+-- name: note_failure
+update relay.provider_account
+   set failures_in_a_row = case when failure_reason = %(reason)s then failures_in_a_row + 1 else 1 end,
+       failure_reason = %(reason)s,
+       paused_at = case when failure_reason = %(reason)s and failures_in_a_row + 1 >= %(limit)s
+                        then coalesce(paused_at, relay.now()) else paused_at end,
+       paused_reason = case when failure_reason = %(reason)s and failures_in_a_row + 1 >= %(limit)s
+                            then coalesce(paused_reason, failures_in_a_row + 1 || ' in a row: ' || %(reason)s)
+                            else paused_reason end
+ where provider = %(provider)s and account = %(account)s
+
+-- name: note_success
+update relay.provider_account set failures_in_a_row = 0, failure_reason = null
+ where provider = %(provider)s and account = %(account)s and failures_in_a_row > 0

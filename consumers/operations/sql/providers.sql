@@ -1,0 +1,11 @@
+-- name: document
+select document from relay.provider_profile where provider = %(provider)s and digest = %(digest)s
+
+-- name: push_profile
+insert into relay.provider_profile (provider, digest, document) values (%(provider)s, %(digest)s, %(document)s)
+on conflict (provider, digest) do nothing
+
+-- name: push_account
+insert into relay.provider_account (provider, account, current_digest) values (%(provider)s, %(account)s, %(digest)s)
+on conflict (provider, account) do update set current_digest = excluded.current_digest
+ where relay.provider_account.current_digest <> excluded.current_digest
