@@ -3,7 +3,6 @@
 A claim's token is the id of the one attempt that it may make. Nothing here sends anything.
 """
 
-import logging
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, LiteralString
@@ -19,7 +18,6 @@ from consumers.operations.queries import Queries
 from relay.errors import RelayError, Unavailable
 
 _SQL: Final = Queries("claims")
-_log: Final = logging.getLogger(__name__)
 
 HOOK_TIMEOUT_MS: Final = 5_000
 """Lock and statement timeout before the first byte: a connection to the provider is open and waiting."""
@@ -141,6 +139,15 @@ async def hold(
             )
 
 
+async def earlier_request(
+    connection: psycopg.AsyncConnection[Any], claimed: Claim, request_sha256: str
+) -> str | None:
+    """The digest of an earlier attempt's request that differs from this one, if there is any."""
+    parameters = {"operation_id": claimed.operation_id, "request_sha256": request_sha256}
+    row = await _one(connection, _SQL["earlier_request"], parameters)
+    return None if row is None else str(row[0])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
     """What is recorded of a submission before its first byte. Times in seconds."""
@@ -159,8 +166,11 @@ async def begin_submission(
     """claimed → submitting, with its attempt, durably. After this returns, and only then, bytes may leave.
 
     Raises ClaimLost when the claim, lease, gate, pause or a cancel forbids it; any error of psycopg, a COMMIT
-    whose answer was lost included, means the same to the caller: send nothing.
+    whose answer was lost included, means the same to the caller: send nothing. Raises RuntimeError when a
+    transaction is open: inside it this one would be a savepoint, and its end no commit.
     """
+    if connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
+        raise RuntimeError("begin_submission needs a connection without an open transaction")
     lease_s = sending.deadline_s + sending.margin_s
     async with connection.transaction():
         await connection.execute(_SQL["durable"], {"timeout_ms": str(HOOK_TIMEOUT_MS)})

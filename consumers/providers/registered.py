@@ -9,7 +9,7 @@ from consumers.operations import providers
 from consumers.providers.client import ProviderClient
 from consumers.providers.profile import Profile
 from relay.errors import UsageError
-from relay.settings import Settings
+from relay.settings import ProviderSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,30 @@ class Providers:
             self._known[key] = await providers.profile(connection, provider, digest)
         return self._known[key]
 
-    def provider(self, profile: Profile) -> Provider:
-        """`profile` with the URL and credential of this process' settings. Raises UsageError without them."""
-        configured = self._settings.providers.get(profile.name)
-        variable = f"RELAY_PROVIDER_{profile.name.upper().replace('-', '_')}"
+    def require(self, name: str) -> ProviderSettings:
+        """The settings of the provider `name`. Raises UsageError when it has no URL."""
+        configured = self._settings.providers.get(name)
         if configured is None or configured.url is None:
             raise UsageError(
-                f"The provider {profile.name} has no URL.", remedy=f"Set {variable}_URL to where it is."
+                f"The provider {name} has no URL.", remedy=f"Set {_variable(name)}_URL to where it is."
             )
+        return configured
+
+    def provider(self, profile: Profile) -> Provider:
+        """`profile` with the URL and credential of this process' settings. Raises UsageError without them."""
+        configured = self.require(profile.name)
+        base_url = configured.url or ""
         secret = configured.secret.get_secret_value() if configured.secret else None
         if configured.secret_file is not None:
             try:
                 secret = configured.secret_file.read_text(encoding="utf-8").strip()
             except OSError as error:
                 raise UsageError(
-                    f"{variable}_SECRET_FILE ({configured.secret_file}) can't be read: {error.strerror}."
+                    f"{_variable(profile.name)}_SECRET_FILE ({configured.secret_file}) can't be read: {error.strerror}."
                 ) from None
-        client = ProviderClient(profile, base_url=configured.url, secret=secret)
-        return Provider(profile, configured.url, secret, client)
+        client = ProviderClient(profile, base_url=base_url, secret=secret)
+        return Provider(profile, base_url, secret, client)
+
+
+def _variable(name: str) -> str:
+    return f"RELAY_PROVIDER_{name.upper().replace('-', '_')}"

@@ -57,3 +57,9 @@ update relay.operation o
    and not exists (select 1 from relay.provider_account a
                     where a.provider = o.provider and a.account = o.account and a.paused_at is not null)
 returning o.lease_expires_at
+
+-- name: earlier_request
+select request_sha256 from relay.attempt
+ where operation_id = %(operation_id)s and action = 'submit' and request_sha256 is not null
+   and request_sha256 <> %(request_sha256)s
+ limit 1

@@ -1,0 +1,277 @@
+"""Dispatch: claim an operation, check it, POST once, and record what came back by the attempt.
+
+It never sends before `submitting` is committed and the spool has said so, never sends twice under one claim,
+and never decides from the event alone. Read it beside design-operations, section 3.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from typing import Final
+from uuid import UUID, uuid4
+
+import psycopg
+
+from consumers.operations import claims
+from consumers.operations.answers import Applied, apply_submission
+from consumers.operations.lifecycle import Hold
+from consumers.operations.specification import specification_hash
+from consumers.providers.answer import Answer, from_record, to_record
+from consumers.providers.outcome import Submission, classify_submission
+from consumers.providers.profile import Profile
+from consumers.providers.registered import Provider, Providers
+from consumers.providers.request import Request, render_submit
+from consumers.providers.spool import Spool, SpoolEntry, SpoolError
+from consumers.runtime import Consumer, Context, Event
+from consumers.runtime.visibility import Unseen
+from relay import failpoints
+from relay.errors import Unavailable, UsageError
+
+APPLY_BACKOFF_S: Final = (0.1, 5.0)
+"""First and longest wait before an answer is written again, while the database is away."""
+
+
+class Dispatch(Consumer):
+    name = "dispatch"
+    topics = ("generation.requested",)
+
+    async def open(self, ctx: Context) -> None:
+        self._worker = f"dispatch@{socket.gethostname()}:{os.getpid()}"
+        self._providers = Providers(ctx.settings)
+        self._spool = Spool.open(ctx.settings.spool)
+        self._in_flight: set[str] = set()
+        self._unseen = Unseen()
+        # Whatever an earlier process sent or was told comes first; until it is applied nothing is claimed.
+        self._leftovers = True
+
+    async def close(self) -> None:
+        self._spool.close()
+
+    async def handle(self, event: Event, ctx: Context) -> None:
+        await self._apply_leftovers(ctx)
+        self._require_configured(str(event.payload["provider"]))
+        failpoints.hit(failpoints.DISPATCH_BEFORE_CLAIM)
+        async with ctx.uncancelled():
+            async with ctx.pool.connection() as connection:
+                claimed = await self._claim(connection, event, ctx)
+                if claimed is None:
+                    return
+                failpoints.hit(failpoints.DISPATCH_CLAIMED)
+                checked = await self._check(connection, claimed, ctx)
+                if checked is None:
+                    return
+                provider, request = checked
+                failpoints.hit(failpoints.DISPATCH_REQUEST_RENDERED)
+                answer = await self._send(connection, claimed, provider, request)
+            await self._record(claimed, provider.profile, answer, ctx)
+        if answer.cancelled:
+            raise asyncio.CancelledError
+
+    # Before the first byte ---------------------------------------------------------------------------
+
+    def _require_configured(self, name: str) -> None:
+        """A process without the provider's URL must not claim what another process could send."""
+        try:
+            self._providers.require(name)
+        except UsageError as error:
+            raise Unavailable(error.message, meaning="Nothing was claimed.", remedy=error.remedy) from error
+
+    async def _claim(
+        self, connection: psycopg.AsyncConnection[tuple[object, ...]], event: Event, ctx: Context
+    ) -> claims.Claim | None:
+        try:
+            result = await claims.claim(
+                connection,
+                operation_id=UUID(str(event.payload["operation_id"])),
+                dispatch_no=int(event.payload["dispatch_no"]),
+                token=uuid4(),
+                worker=self._worker,
+                lease_s=ctx.settings.claim_lease_s,
+            )
+        except claims.OperationMissing as error:
+            raise self._unseen.missing(event.event_id, str(error)) from error
+        self._unseen.seen(event.event_id)
+        if isinstance(result, claims.NotClaimed):
+            ctx.log.info("not claimed", why=result.why)
+            return None
+        return result
+
+    async def _check(
+        self, connection: psycopg.AsyncConnection[tuple[object, ...]], claimed: claims.Claim, ctx: Context
+    ) -> tuple[Provider, Request] | None:
+        """What to send, and to whom; None when the operation is held instead."""
+        found = specification_hash(
+            kind=claimed.kind,
+            provider=claimed.provider,
+            profile_digest=claimed.profile_digest,
+            payload_version=claimed.payload_version,
+            max_cost=claimed.max_cost,
+            cost_unit=claimed.cost_unit,
+            payload=claimed.payload,
+        )
+        if found != claimed.specification_hash:
+            words = f"the specification hashes to {found}, and {claimed.specification_hash} was approved"
+            evidence = {"approved": claimed.specification_hash, "found": found}
+            await claims.hold(connection, claimed, Hold.SPECIFICATION, self._worker, words, incident=evidence)
+            ctx.log.error("held", reason=words)
+            return None
+        profile = await self._providers.profile(connection, claimed.provider, claimed.profile_digest)
+        try:
+            provider = self._providers.provider(profile)
+            request = render_submit(
+                profile,
+                provider.base_url,
+                operation_id=str(claimed.operation_id),
+                payload=claimed.payload.encode(),
+                secret=provider.secret,
+                idempotency_key=None,
+            )
+        except UsageError as error:
+            await claims.hold(connection, claimed, Hold.CONFIGURATION, self._worker, str(error))
+            ctx.log.error("held", reason=str(error))
+            return None
+        earlier = await claims.earlier_request(connection, claimed, request.sha256)
+        if earlier is not None:
+            words = f"the request would be {request.sha256}, and an earlier attempt's was {earlier}"
+            await claims.hold(connection, claimed, Hold.SPECIFICATION, self._worker, words)
+            ctx.log.error("held", reason=words)
+            return None
+        return provider, request
+
+    # The POST ----------------------------------------------------------------------------------------
+
+    async def _send(
+        self,
+        connection: psycopg.AsyncConnection[tuple[object, ...]],
+        claimed: claims.Claim,
+        provider: Provider,
+        request: Request,
+    ) -> Answer:
+        profile = provider.profile
+        attempt = str(claimed.token)
+        sending = claims.Sending(
+            request_sha256=request.sha256,
+            idempotency_key=None,
+            spool=str(self._spool.folder),
+            deadline_s=profile.submit.deadline_s,
+            margin_s=profile.margin_s,
+            late_delivery_s=profile.late_delivery_s,
+        )
+
+        async def before_first_byte() -> None:
+            failpoints.hit(failpoints.DISPATCH_HOOK_BEFORE_COMMIT)
+            await claims.begin_submission(connection, claimed, sending, self._worker)
+            failpoints.hit(failpoints.DISPATCH_HOOK_COMMITTED)
+            self._in_flight.add(attempt)
+            self._spool.sending(
+                attempt,
+                str(claimed.operation_id),
+                provider=claimed.provider,
+                profile_digest=claimed.profile_digest,
+            )
+            failpoints.hit(failpoints.DISPATCH_HOOK_SPOOLED)
+
+        deadline = time.monotonic() + profile.submit.deadline_s
+        answer = await provider.client.submit(request, before_first_byte=before_first_byte, deadline=deadline)
+        failpoints.hit(failpoints.DISPATCH_ANSWER_RECEIVED)
+        return answer
+
+    # After it ----------------------------------------------------------------------------------------
+
+    async def _record(self, claimed: claims.Claim, profile: Profile, answer: Answer, ctx: Context) -> None:
+        attempt = str(claimed.token)
+        outcome = classify_submission(profile, answer)
+        if attempt in self._in_flight:
+            try:
+                self._spool.answer(attempt, to_record(answer))
+            except SpoolError as error:
+                # The database is the better place anyway: an id must not be lost to a full disk.
+                ctx.log.error("the answer could not be spooled", error=str(error))
+        failpoints.hit(failpoints.DISPATCH_ANSWER_SPOOLED)
+        try:
+            await self._apply(claimed.token, claimed.operation_id, outcome, profile, ctx)
+        except BaseException:
+            self._leftovers = True
+            raise
+        finally:
+            self._in_flight.discard(attempt)
+        failpoints.hit(failpoints.DISPATCH_ANSWER_APPLIED)
+        self._spool.applied(attempt)
+
+    async def _apply(
+        self, attempt_id: UUID, operation_id: UUID, outcome: Submission, profile: Profile, ctx: Context
+    ) -> None:
+        """Write the outcome, for as long as the database is away; the POST is never part of a retry.
+
+        Raises Unavailable when the process must end first: the spool keeps the answer.
+        """
+        wait_s, longest_s = APPLY_BACKOFF_S
+        while True:
+            try:
+                async with ctx.pool.connection() as connection:
+                    applied = await apply_submission(
+                        connection,
+                        attempt_id=attempt_id,
+                        operation_id=operation_id,
+                        outcome=outcome,
+                        profile=profile,
+                        actor=self._worker,
+                    )
+            except psycopg.OperationalError as error:
+                ctx.log.warning("the answer is not written yet: the database is away", error=str(error))
+                if ctx.stopping.is_set():
+                    raise Unavailable(
+                        f"The answer of attempt {attempt_id} could not be written: the database is away.",
+                        meaning="It is kept in the spool, and nothing is sent again.",
+                        remedy="Start the dispatcher again on this host when the database is back.",
+                    ) from error
+                await asyncio.sleep(wait_s)
+                wait_s = min(longest_s, wait_s * 2)
+                continue
+            if applied is Applied.NO_ATTEMPT:
+                raise Unavailable(
+                    f"The database doesn't know the attempt {attempt_id} of operation {operation_id}.",
+                    meaning="It was restored from before the POST, or the spool is another database's;"
+                    " until that is settled this worker claims nothing.",
+                    remedy=f"Look at `relay ops show {operation_id}` and at the spool in {self._spool.folder}.",
+                )
+            ctx.log.info(
+                "answer applied",
+                operation_id=str(operation_id),
+                verdict=outcome.verdict,
+                reason=outcome.reason,
+                result=str(applied),
+            )
+            return
+
+    async def _apply_leftovers(self, ctx: Context) -> None:
+        """Apply what the spool has and nobody is at work on. While any of it can't be, nothing is claimed."""
+        if not self._leftovers:
+            return
+        for entry in list(self._spool.pending()):
+            if entry.attempt_id in self._in_flight:
+                continue
+            self._in_flight.add(entry.attempt_id)
+            try:
+                async with ctx.pool.connection() as connection:
+                    profile = await self._providers.profile(
+                        connection, str(entry.details["provider"]), str(entry.details["profile_digest"])
+                    )
+                outcome = _leftover(entry, profile)
+                await self._apply(UUID(entry.attempt_id), UUID(entry.operation_id), outcome, profile, ctx)
+            finally:
+                self._in_flight.discard(entry.attempt_id)
+            self._spool.applied(entry.attempt_id)
+        self._leftovers = False
+
+
+def _leftover(entry: SpoolEntry, profile: Profile) -> Submission:
+    """What an earlier process left: its answer, or only that it was about to send."""
+    if entry.answer is not None and not entry.damaged:
+        return classify_submission(profile, from_record(entry.answer))
+    return Submission(
+        verdict="unknown",
+        reason="sender_lost",
+        evidence={"spool": "damaged" if entry.damaged else "sending, and no answer"},
+    )
