@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from consumers.operations import claims
-from consumers.operations.answers import Applied, apply_submission
+from consumers.operations.answers import Applied, apply_submission, attempted
 from consumers.operations.lifecycle import Hold
 from consumers.operations.specification import specification_hash
 from consumers.providers.answer import Answer, from_record, to_record
@@ -44,6 +44,7 @@ class Dispatch(Consumer):
         self._unseen = Unseen()
         # Whatever an earlier process sent or was told comes first; until it is applied nothing is claimed.
         self._leftovers = True
+        self._one_at_leftovers = asyncio.Lock()
 
     async def close(self) -> None:
         self._spool.close()
@@ -164,12 +165,7 @@ class Dispatch(Consumer):
             await claims.begin_submission(connection, claimed, sending, self._worker)
             failpoints.hit(failpoints.DISPATCH_HOOK_COMMITTED)
             self._in_flight.add(attempt)
-            self._spool.sending(
-                attempt,
-                str(claimed.operation_id),
-                provider=claimed.provider,
-                profile_digest=claimed.profile_digest,
-            )
+            self._spool.sending(attempt, str(claimed.operation_id))
             failpoints.hit(failpoints.DISPATCH_HOOK_SPOOLED)
 
         deadline = time.monotonic() + profile.submit.deadline_s
@@ -230,12 +226,7 @@ class Dispatch(Consumer):
                 wait_s = min(longest_s, wait_s * 2)
                 continue
             if applied is Applied.NO_ATTEMPT:
-                raise Unavailable(
-                    f"The database doesn't know the attempt {attempt_id} of operation {operation_id}.",
-                    meaning="It was restored from before the POST, or the spool is another database's;"
-                    " until that is settled this worker claims nothing.",
-                    remedy=f"Look at `relay ops show {operation_id}` and at the spool in {self._spool.folder}.",
-                )
+                raise self._unknown_attempt(attempt_id)
             ctx.log.info(
                 "answer applied",
                 operation_id=str(operation_id),
@@ -247,23 +238,29 @@ class Dispatch(Consumer):
 
     async def _apply_leftovers(self, ctx: Context) -> None:
         """Apply what the spool has and nobody is at work on. While any of it can't be, nothing is claimed."""
-        if not self._leftovers:
-            return
-        for entry in list(self._spool.pending()):
-            if entry.attempt_id in self._in_flight:
-                continue
-            self._in_flight.add(entry.attempt_id)
-            try:
+        async with self._one_at_leftovers:
+            if not self._leftovers:
+                return
+            for entry in list(self._spool.pending()):
+                if entry.attempt_id in self._in_flight:
+                    continue
+                attempt_id = UUID(entry.attempt_id)
                 async with ctx.pool.connection() as connection:
-                    profile = await self._providers.profile(
-                        connection, str(entry.details["provider"]), str(entry.details["profile_digest"])
-                    )
-                outcome = _leftover(entry, profile)
-                await self._apply(UUID(entry.attempt_id), UUID(entry.operation_id), outcome, profile, ctx)
-            finally:
-                self._in_flight.discard(entry.attempt_id)
-            self._spool.applied(entry.attempt_id)
-        self._leftovers = False
+                    found = await attempted(connection, attempt_id)
+                    if found is None:
+                        raise self._unknown_attempt(attempt_id)
+                    profile = await self._providers.profile(connection, found.provider, found.profile_digest)
+                await self._apply(attempt_id, found.operation_id, _leftover(entry, profile), profile, ctx)
+                self._spool.applied(entry.attempt_id)
+            self._leftovers = False
+
+    def _unknown_attempt(self, attempt_id: UUID) -> Unavailable:
+        return Unavailable(
+            f"The database doesn't know the attempt {attempt_id}, and the spool does.",
+            meaning="The database was restored from before the POST, or the spool is another database's;"
+            " until that is settled this worker claims nothing.",
+            remedy=f"Look at its entry in {self._spool.folder}, and at the provider's own list of jobs.",
+        )
 
 
 def _leftover(entry: SpoolEntry, profile: Profile) -> Submission:

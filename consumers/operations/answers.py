@@ -10,6 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import psycopg
+from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from consumers.operations.ground import Ground, say
@@ -50,6 +51,22 @@ class _Operation:
     @property
     def provider_account(self) -> str:
         return f"{self.provider}/{self.account}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """Whose attempt it is, and by which profile its answer is read."""
+
+    operation_id: UUID
+    provider: str
+    profile_digest: str
+
+
+async def attempted(connection: psycopg.AsyncConnection[Any], attempt_id: UUID) -> Attempted | None:
+    """None: the database doesn't know the attempt."""
+    async with connection.cursor(row_factory=class_row(Attempted)) as cursor:
+        await cursor.execute(_SQL["attempted"], {"attempt_id": attempt_id})
+        return await cursor.fetchone()
 
 
 async def apply_submission(

@@ -54,9 +54,8 @@ class Providers:
             try:
                 secret = configured.secret_file.read_text(encoding="utf-8").strip()
             except OSError as error:
-                raise UsageError(
-                    f"{_variable(profile.name)}_SECRET_FILE ({configured.secret_file}) can't be read: {error.strerror}."
-                ) from None
+                name = f"{_variable(profile.name)}_SECRET_FILE"
+                raise UsageError(f"{name} ({configured.secret_file}) can't be read: {error}.") from None
         client = ProviderClient(profile, base_url=base_url, secret=secret)
         return Provider(profile, base_url, secret, client)
 

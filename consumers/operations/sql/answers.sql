@@ -88,3 +88,8 @@ update relay.provider_account
 -- name: note_success
 update relay.provider_account set failures_in_a_row = 0, failure_reason = null
  where provider = %(provider)s and account = %(account)s and failures_in_a_row > 0
+
+-- name: attempted
+select o.operation_id, o.provider, o.profile_digest
+  from relay.attempt a join relay.operation o using (operation_id)
+ where a.attempt_id = %(attempt_id)s and a.action = 'submit'
