@@ -26,7 +26,7 @@ lint: $(DEV) ## Check style, types and the rules of who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: $(DEV) ## Put the code into shape
 	$(BIN)/ruff check --fix .
