@@ -1,6 +1,7 @@
 """A real PostgreSQL for each run, and a migrated database for each test. Nothing survives the run."""
 
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,15 @@ from fix_versions import talked_to
 from relay.embedded_postgres import EmbeddedPostgres
 
 TEMPLATE = "migrated"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Postgres runs as another account when the tests are root's: only root can show how."""
+    if os.geteuid() != 0:
+        only_root = [item for item in items if item.get_closest_marker("as_root")]
+        items[:] = [item for item in items if item not in only_root]
+        config.hook.pytest_deselected(items=only_root)
+
 
 # A crash of the machine is not among the crashes that the tests make: what a killed process has written stays
 # in the page cache, so SIGKILL and immediate stops are as real as ever.

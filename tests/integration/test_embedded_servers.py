@@ -1,6 +1,5 @@
 """The embedded PostgreSQL and broker, which the demo and all the tests stand on."""
 
-import os
 import stat
 import sys
 from collections.abc import Callable
@@ -16,8 +15,6 @@ from fix_process import RunProcess
 from relay.embedded_postgres import EmbeddedPostgres
 from relay.errors import Unavailable, UsageError
 from relay.kafka.embedded import EmbeddedKafka
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def _insert(url: str, number: int) -> None:
@@ -75,12 +72,12 @@ def test_a_second_object_finds_the_cluster_of_the_folder(own_postgres: EmbeddedP
         assert _kept(again.superuser_url) == [7]
 
 
-@as_root
+@pytest.mark.as_root
 def test_as_root_the_server_runs_as_somebody_without_rights(own_postgres: EmbeddedPostgres) -> None:
     assert Path(f"/proc/{own_postgres.pid}").stat().st_uid != 0
 
 
-@as_root
+@pytest.mark.as_root
 def test_as_root_a_closed_folder_above_is_refused_with_the_remedy(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -88,7 +85,7 @@ def test_as_root_a_closed_folder_above_is_refused_with_the_remedy(tmp_path: Path
         EmbeddedPostgres(closed / "postgres").start()
 
 
-@as_root
+@pytest.mark.as_root
 def test_as_root_programs_in_a_closed_environment_are_copied_to_where_they_can_run(
     own_postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
