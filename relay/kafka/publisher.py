@@ -1,0 +1,219 @@
+"""Records and checkpoint into Kafka: in one transaction, or acknowledged before the checkpoint is written.
+
+It never repeats a record of its own accord: after an abort or a fatal error it is thrown away, and everything
+is read from the WAL again. `produce` and `poll` belong to the relay's thread, `commit` to the one that waits.
+"""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from relay import failpoints
+from relay.errors import Fenced, Unavailable
+from relay.kafka import checkpoint as checkpoints
+from relay.kafka.checkpoint import Checkpoint
+from relay.outbox.event import Record
+
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+
+# Transactions back to back meet CONCURRENT_TRANSACTIONS while the last one's markers are written, and
+# librdkafka then waits 20 ms: commit p99 25 ms. After this pause it is 10 ms (Kafka 4.4).
+PAUSE_AFTER_COMMIT_S: Final = 0.002
+
+_COMMIT_WAIT_S: Final = 30.0
+_RETRY_PAUSE_S: Final = 0.1
+_QUEUE_FULL_WAIT_S: Final = 0.05
+_INIT_TIMEOUT_S: Final = 30.0
+
+# Above any topic's limit: sizes are checked against the topics, and the broker has the last word.
+_MESSAGE_MAX_BYTES: Final = 100 * 1024 * 1024
+_BATCH_BYTES: Final = 1_000_000  # librdkafka's default, just under Kafka's default max.message.bytes
+
+# What a broker says of one record, not of itself (Kafka protocol, error codes).
+_REFUSALS: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+# librdkafka's own codes have a leading _.
+_FENCINGS: Final = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}  # noqa: SLF001
+)
+_DISCARDED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
+
+
+class RecordRefused(Exception):
+    """The broker refused a record of the transaction: `reason` in its words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Publisher(ABC):
+    """One producer's life. Whatever it raises, discard it."""
+
+    def __init__(self, properties: Mapping[str, str], *, prefix: str, relay_id: uuid.UUID) -> None:
+        self._refused: str | None = None
+        self._failed: KafkaError | None = None
+        self._checkpoint_topic = checkpoints.topic(prefix, relay_id)
+        self._checkpoint_key = relay_id.bytes
+        self._producer = Producer(
+            {
+                "queue.buffering.max.messages": 0,  # bounded in bytes, by the relay
+                "batch.size": _BATCH_BYTES,
+                "message.max.bytes": _MESSAGE_MAX_BYTES,
+                **properties,
+                # Not for anybody to change: promises P3 and P4 rest on them.
+                "acks": "all",
+                "enable.idempotence": True,
+                "partitioner": "murmur2_random",
+                "delivery.report.only.error": True,
+                "on_delivery": self._on_delivery,
+            }
+        )
+        self._send: Callable[..., None] = self._producer.produce
+
+    @abstractmethod
+    def start(self) -> None:
+        """Before the checkpoint is read: shuts out a former self. Raises Fenced or Unavailable."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Before the first record of a group."""
+
+    @abstractmethod
+    def commit(self, checkpoint: Checkpoint) -> None:
+        """Make the group and `checkpoint` durable. Blocks; records may be produced again after `open`.
+
+        Raises RecordRefused, Fenced or Unavailable.
+        """
+
+    def produce(self, record: Record) -> None:
+        """Hand one record to librdkafka. Raises RecordRefused or Unavailable."""
+        topic, value, key, headers, timestamp_ms = record
+        while True:
+            try:
+                self._send(topic, value, key, headers=headers, timestamp=timestamp_ms)
+            except BufferError:
+                self._producer.poll(_QUEUE_FULL_WAIT_S)
+            except KafkaException as error:
+                raise self._classified(error) from error
+            else:
+                return
+
+    def poll(self) -> None:
+        """Serve librdkafka's callbacks, at once."""
+        self._producer.poll(0)
+
+    def discard(self) -> None:
+        """Drop what is queued and in flight; nothing of it is ever sent again."""
+        self._producer.purge(in_queue=True, in_flight=True)
+        self._producer.poll(0)
+
+    def _put_checkpoint(self, checkpoint: Checkpoint) -> None:
+        try:
+            self._producer.produce(
+                self._checkpoint_topic,
+                checkpoints.encode(checkpoint),
+                self._checkpoint_key,
+                partition=checkpoints.PARTITION,
+            )
+        except (KafkaException, BufferError) as error:
+            raise self._classified(error) from error
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            return
+        if error.code() in _REFUSALS:
+            self._refused = f"{message.topic()}: {error.str()}"
+        elif error.code() not in _DISCARDED:
+            self._failed = error
+
+    def _classified(self, error: Exception) -> Exception:
+        """What an exception of librdkafka means for the relay."""
+        self._producer.poll(0)  # the delivery report that says why may still be waiting
+        reason = error.args[0] if isinstance(error, KafkaException) else None
+        code = reason.code() if isinstance(reason, KafkaError) else None
+        if code in _FENCINGS:
+            return Fenced(
+                "Another relay has taken over this relay's transactional id.",
+                meaning="It publishes from the same slot; this one has published nothing since.",
+                remedy="Run one `relay run` per slot; a second one waits as a standby by itself. If this "
+                "process was stopped for a minute or more, start it again.",
+            )
+        if self._refused is not None or code in _REFUSALS:
+            return RecordRefused(self._refused or str(reason))
+        return Unavailable(f"Kafka failed the transaction: {self._failed or error}.")
+
+
+class Transactional(Publisher):
+    """Exactly once for `read_committed` readers (KIP-98)."""
+
+    def __init__(self, properties: Mapping[str, str], *, prefix: str, relay_id: uuid.UUID) -> None:
+        own = {
+            "transactional.id": f"{prefix}.relay.{relay_id}",
+            "transaction.timeout.ms": str(TRANSACTION_TIMEOUT_MS),
+        }
+        super().__init__({**properties, **own}, prefix=prefix, relay_id=relay_id)
+
+    def start(self) -> None:
+        try:
+            self._producer.init_transactions(_INIT_TIMEOUT_S)
+        except KafkaException as error:
+            raise self._classified(error) from error
+
+    def open(self) -> None:
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            raise self._classified(error) from error
+
+    def commit(self, checkpoint: Checkpoint) -> None:
+        self._put_checkpoint(checkpoint)
+        failpoints.hit(failpoints.RELAY_BEFORE_KAFKA_COMMIT)
+        while True:
+            try:
+                self._producer.commit_transaction(_COMMIT_WAIT_S)
+            except KafkaException as error:
+                reason: KafkaError = error.args[0]
+                if reason.retriable() and not reason.fatal() and not reason.txn_requires_abort():
+                    time.sleep(_RETRY_PAUSE_S)
+                    continue
+                raise self._classified(error) from error
+            failpoints.hit(failpoints.RELAY_KAFKA_COMMITTED)
+            return
+
+
+class Acknowledged(Publisher):
+    """At least once: the checkpoint is written only when every record before it is acknowledged."""
+
+    def start(self) -> None:
+        return
+
+    def open(self) -> None:
+        return
+
+    def commit(self, checkpoint: Checkpoint) -> None:
+        self._wait()
+        failpoints.hit(failpoints.RELAY_BEFORE_KAFKA_COMMIT)
+        self._put_checkpoint(checkpoint)
+        self._wait()
+        failpoints.hit(failpoints.RELAY_KAFKA_COMMITTED)
+
+    def _wait(self) -> None:
+        while self._producer.flush(_COMMIT_WAIT_S) > 0:
+            if self._failed or self._refused:
+                break
+        if self._refused is not None:
+            raise RecordRefused(self._refused)
+        if self._failed is not None:
+            raise self._classified(KafkaException(self._failed))

@@ -1,0 +1,285 @@
+"""The replication connection: starts the stream, hands over its messages, sends feedback in time.
+
+One thread owns it (libpq is not thread-safe). It confirms only what it is told to, never what it has read.
+Protocol: Postgres 18, 54.4 (START_REPLICATION) and 54.5 (logical streaming); psycopg's `pq` layer, because
+the high-level cursor has no COPY BOTH.
+"""
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from relay.errors import LogLost, OutboxAltered, Unavailable, UsageError
+from relay.wal.lsn import parse_lsn
+from relay.wal.pgoutput import POSTGRES_EPOCH_US, quote
+
+SENDER_TIMEOUT_S: Final = 10.0
+"""Our own `wal_sender_timeout`: the server drops a relay that is silent for so long, and frees the slot."""
+
+FEEDBACK_EVERY_S: Final = SENDER_TIMEOUT_S / 4
+"""At most a third of the timeout, with room for a busy moment."""
+
+ASK_AFTER_S: Final = SENDER_TIMEOUT_S / 2
+"""A server that said nothing for so long is asked for a reply; `SENDER_TIMEOUT_S` later it is given up."""
+
+CONNECT_TIMEOUT_S: Final = 10
+
+# Text output must not depend on the database's or the role's settings.
+_SESSION: Final = {
+    "wal_sender_timeout": f"{SENDER_TIMEOUT_S:.0f}s",
+    "datestyle": "ISO",
+    "timezone": "UTC",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "client_encoding": "UTF8",
+}
+
+_status = struct.Struct(">cQQQqB")
+_Field = pq.DiagnosticField
+
+SLOT_ACTIVE: Final = "55006"
+_UNDEFINED: Final = "42704"
+_NOT_IN_STATE: Final = "55000"
+_FILE_GONE: Final = "58P01"
+SHUTDOWN: Final = frozenset({"57P01", "57P03"})
+
+
+class SlotActive(Exception):
+    """Somebody else reads the slot: wait as a standby."""
+
+
+class System(NamedTuple):
+    """IDENTIFY_SYSTEM."""
+
+    system_identifier: str
+    timeline: int
+    flush_lsn: int
+
+
+class ReplicationStream:
+    """Connects when made. Raises Unavailable, or UsageError when the login may not replicate.
+
+    `warn` is told each notice that isn't an error for us.
+    """
+
+    def __init__(self, url: str, application_name: str, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._notices: list[tuple[str, str, str]] = []
+        self._pg = _connect(url, application_name)
+        self._pg.notice_handler = self._on_notice
+        self._get = self._pg.get_copy_data
+        self._unflushed = False
+        self._written = 0
+        self._confirmed = 0
+        self._feedback_at = 0.0
+        self._heard_at = time.monotonic()
+        self._asked_at: float | None = None
+
+    @property
+    def fileno(self) -> int:
+        return self._pg.socket
+
+    @property
+    def unflushed(self) -> bool:
+        """Feedback waits until the socket takes it: call `flush` when it is writable."""
+        return self._unflushed
+
+    def identify(self) -> System:
+        """Raises Unavailable."""
+        row = self._command(b"IDENTIFY_SYSTEM")
+        return System(row[0], int(row[1]), parse_lsn(row[2]))
+
+    def switch_lsn(self, timeline: int, current: int) -> int | None:
+        """Where `timeline` ended, according to the history of `current`; None where that doesn't know it."""
+        if timeline >= current:
+            return None
+        _, content = self._command(b"TIMELINE_HISTORY %d" % current)
+        for line in content.splitlines():
+            fields = line.split()
+            if len(fields) >= 2 and fields[0] == str(timeline):
+                return parse_lsn(fields[1])
+        return None
+
+    def start(self, slot: str, publication: str) -> None:
+        """START_REPLICATION at 0/0: from the slot's own `confirmed_flush`.
+
+        Raises SlotActive, LogLost, OutboxAltered or Unavailable.
+        """
+        literal = quote(publication).replace("'", "''")
+        command = (
+            f"START_REPLICATION SLOT {quote(slot)} LOGICAL 0/0 "
+            f"(proto_version '1', publication_names '{literal}', messages 'true')"
+        )
+        result = self._pg.exec_(command.encode())
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise self._failure(result, slot)
+        self._pg.nonblocking = 1
+        self._heard_at = time.monotonic()
+        self._check_notices()
+
+    def receive(self) -> bytes | None:
+        """The next message, or None when libpq and the socket are drained. Raises as `start` does."""
+        size, data = self._get(1)
+        if size > 0:
+            return bytes(data)
+        if size == 0:
+            self._consume()
+            size, data = self._get(1)
+            if size > 0:
+                self._heard_at = time.monotonic()
+                self._asked_at = None
+                return bytes(data)
+            if size == 0:
+                self._check_notices()
+                return None
+        raise self._ended()
+
+    def confirm(self, lsn: int, *, written: int) -> None:
+        """Tell the server that everything below `lsn` is durable. It never goes back."""
+        self._confirmed = max(self._confirmed, lsn)
+        self._written = max(self._written, written, lsn)
+        self._send(ask=False)
+
+    def tend(self, *, reading: bool) -> None:
+        """Call often: feedback when due, and the silence of the server noticed. Raises Unavailable.
+
+        While `reading` is false (the queue is full), nothing from the server is expected to be seen.
+        """
+        self._check_notices()
+        now = time.monotonic()
+        if not reading:
+            self._heard_at, self._asked_at = now, None
+        if self._asked_at is not None and now - self._asked_at > SENDER_TIMEOUT_S:
+            raise Unavailable(
+                f"Postgres said nothing for {SENDER_TIMEOUT_S:.0f} s after it was asked to.",
+                meaning="The connection is dead; the relay makes a new one.",
+            )
+        ask = self._asked_at is None and now - self._heard_at > ASK_AFTER_S
+        if ask or now - self._feedback_at >= FEEDBACK_EVERY_S:
+            self._send(ask=ask)
+
+    def due_in_s(self) -> float:
+        """Seconds until `tend` has something to do."""
+        return max(0.0, self._feedback_at + FEEDBACK_EVERY_S - time.monotonic())
+
+    def flush(self) -> None:
+        """Send what the socket takes now. Raises Unavailable."""
+        try:
+            self._unflushed = self._pg.flush() != 0
+        except psycopg.OperationalError as error:
+            raise _away(error) from error
+
+    def close(self) -> None:
+        """End the stream politely where that needs no waiting, and free the slot."""
+        if self._pg.status == pq.ConnStatus.OK:
+            try:
+                self._pg.put_copy_end()
+                self._pg.flush()
+            except psycopg.OperationalError as error:
+                self._warn(f"the replication connection broke while it was being closed: {error}")
+        self._pg.finish()
+
+    def _send(self, *, ask: bool) -> None:
+        now = time.monotonic()
+        clock = time.time_ns() // 1000 - POSTGRES_EPOCH_US
+        body = _status.pack(b"r", self._written, self._confirmed, self._confirmed, clock, int(ask))
+        try:
+            taken = self._pg.put_copy_data(body)
+        except psycopg.OperationalError as error:
+            raise _away(error) from error
+        self.flush()
+        if taken == 1:
+            self._feedback_at = now
+            if ask:
+                self._asked_at = now
+
+    def _consume(self) -> None:
+        try:
+            self._pg.consume_input()
+        except psycopg.OperationalError as error:
+            raise _away(error) from error
+
+    def _command(self, command: bytes) -> list[str]:
+        result = self._pg.exec_(command)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise self._failure(result, "")
+        return [(result.get_value(0, column) or b"").decode() for column in range(result.nfields)]
+
+    def _ended(self) -> Exception:
+        """The server ended the stream: an error, or its shutdown."""
+        result = self._pg.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            return self._failure(result, "")
+        return Unavailable("Postgres ended the replication stream.")
+
+    def _on_notice(self, result: pq.abc.PGresult) -> None:
+        fields = (_Field.SEVERITY_NONLOCALIZED, _Field.SQLSTATE, _Field.MESSAGE_PRIMARY)
+        severity, state, message = ((result.error_field(field) or b"").decode() for field in fields)
+        self._notices.append((severity, state, message))
+
+    def _check_notices(self) -> None:
+        """On Postgres 18 a missing publication is a WARNING 55000, and rows are skipped from there on."""
+        while self._notices:
+            severity, state, message = self._notices.pop(0)
+            if severity in {"ERROR", "FATAL", "PANIC"}:
+                raise Unavailable(f"Postgres said on the replication connection: {message} ({state}).")
+            if severity == "WARNING" and state == _NOT_IN_STATE:
+                raise OutboxAltered(
+                    f"Postgres warned on the replication connection: {message} ({state}).",
+                    meaning="It skips the outbox's rows as long as that is so; none was confirmed since.",
+                    remedy="Make the publication again (`relay init`), then `relay outbox repair` for the "
+                    "rows that were committed without it.",
+                )
+            self._warn(f"Postgres said on the replication connection: {severity} {state} {message}")
+
+    def _failure(self, result: pq.abc.PGresult, slot: str) -> Exception:
+        state = (result.error_field(_Field.SQLSTATE) or b"").decode()
+        message = (result.error_field(_Field.MESSAGE_PRIMARY) or b"").decode() or str(self._pg.error_message)
+        if state == SLOT_ACTIVE:
+            return SlotActive(message)
+        if state == _UNDEFINED and "publication" in message:  # Postgres 17 and before
+            return OutboxAltered(
+                f"Postgres refused to go on: {message}.",
+                meaning="Nothing was skipped or confirmed since.",
+                remedy="Make the publication again with `relay init`.",
+            )
+        if state == _FILE_GONE or (state in {_UNDEFINED, _NOT_IN_STATE} and slot):
+            return LogLost(
+                f"The replication slot {slot} can't be read: {message}.",
+                meaning="What was committed since its last confirmed position may be gone from the WAL.",
+                remedy="`relay outbox repair` compares outbox and Kafka and publishes what is missing.",
+            )
+        return Unavailable(f"Postgres refused: {message} ({state or 'no SQLSTATE'}).")
+
+
+def _connect(url: str, application_name: str) -> pq.abc.PGconn:
+    given = conninfo_to_dict(url)
+    options = " ".join(f"-c {name}={value}" for name, value in _SESSION.items())
+    conninfo = make_conninfo(
+        url,
+        replication="database",
+        application_name=application_name,
+        connect_timeout=given.get("connect_timeout") or CONNECT_TIMEOUT_S,
+        tcp_user_timeout=given.get("tcp_user_timeout") or int(SENDER_TIMEOUT_S * 1000),
+        options=f"{given.get('options') or ''} {options}".strip(),
+    )
+    connection = pq.PGconn.connect(conninfo.encode())
+    if connection.status != pq.ConnStatus.OK:
+        message = connection.get_error_message().strip()
+        connection.finish()
+        if "replication" in message and "permission" in message:
+            raise UsageError(
+                f"This login may not open a replication connection: {message}.",
+                remedy="`ALTER ROLE … REPLICATION;` on the login itself: it isn't inherited from a group.",
+            )
+        raise Unavailable(f"Postgres is away: {message}.")
+    return connection
+
+
+def _away(error: psycopg.OperationalError) -> Exception:
+    return Unavailable(f"The replication connection broke: {str(error).strip()}.")
