@@ -17,7 +17,8 @@ class PartitionOffsets:
     def __init__(self) -> None:
         self._unfinished: deque[int] = deque()
         self._finished_early: set[int] = set()
-        self._last_received = -1
+        self.last_received = -1
+        """The highest offset handed over; -1 before the first."""
         self._position: int | None = None
         self._end = -1
         self._committed: int | None = None
@@ -29,9 +30,9 @@ class PartitionOffsets:
 
     def received(self, offset: int) -> None:
         """A record was handed over. Raises ValueError when `offset` isn't above every earlier one."""
-        if offset <= self._last_received:
-            raise ValueError(f"offset {offset} was received after {self._last_received}")
-        self._last_received = offset
+        if offset <= self.last_received:
+            raise ValueError(f"offset {offset} was received after {self.last_received}")
+        self.last_received = offset
         self._unfinished.append(offset)
 
     def finished(self, offset: int) -> None:
@@ -51,7 +52,7 @@ class PartitionOffsets:
     def committable(self) -> int | None:
         """The position to commit, or None when there is nothing new."""
         position = self._position
-        if not self._unfinished and self._end > self._last_received:
+        if not self._unfinished and self._end > self.last_received:
             position = max(self._end, position or 0)
         return None if position == self._committed else position
 
