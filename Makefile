@@ -54,10 +54,11 @@ clean: ## Remove what these targets made: the environment, caches, builds
 	rm -rf $(VENV) .venv-ci .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "This needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing): run make again with PYTHON=/path/to/python3.11." >&2; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  found="$$($(PYTHON) --version 2>/dev/null)"; \
+	  echo "This needs Python 3.11 or newer, and $(PYTHON) is $${found:-missing}: run make again with PYTHON=/path/to/one." >&2; \
 	  exit 2; }
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 2; }
 
 $(RUNTIME): requirements.lock pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) …"
