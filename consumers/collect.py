@@ -1,0 +1,94 @@
+"""Collect: for each `collection.requested` at most one GET, and what it proves is recorded.
+
+It never sends anything but a GET, never decides from the event alone, and never ends an operation because
+time has passed. An event may come again at any time: that costs one GET at most.
+"""
+
+import os
+import socket
+from uuid import UUID
+
+from consumers.operations import observations
+from consumers.operations.lifecycle import Phase
+from consumers.operations.polling import Poll, Subject
+from consumers.providers.answer import Answer
+from consumers.providers.observation import Observation, classify_observation
+from consumers.providers.profile import Profile
+from consumers.providers.registered import Providers
+from consumers.providers.request import render_observe
+from consumers.runtime import Consumer, Context, Event
+from consumers.runtime.visibility import Unseen
+from relay import failpoints
+from relay.errors import UsageError
+
+
+class Collect(Consumer):
+    """The pacing is in the database: the next event comes when the next poll is due."""
+
+    name = "collect"
+    topics = ("collection.requested",)
+
+    def __init__(self) -> None:
+        self._actor = f"collect@{socket.gethostname()}:{os.getpid()}"
+        self._unseen = Unseen()
+
+    async def open(self, ctx: Context) -> None:
+        self._providers = Providers(ctx.settings)
+
+    async def handle(self, event: Event, ctx: Context) -> None:
+        operation_id = UUID(str(event.payload["operation_id"]))
+        async with ctx.pool.connection() as connection:
+            subject = await observations.load(connection, operation_id)
+            if subject is None:
+                raise self._unseen.missing(event.event_id, f"There is no operation {operation_id} (yet).")
+            self._unseen.seen(event.event_id)
+            profile = await self._providers.profile(connection, subject.provider, subject.profile_digest)
+            job_id = subject.job_id
+            why_not = _nothing_to_ask(subject, profile.poll.min_s)
+            if why_not is not None or job_id is None:
+                ctx.log.debug("not asked", why=why_not, phase=subject.phase)
+                return
+            asked = await observations.begin(connection, subject, job_id, self._actor)
+
+        failpoints.hit(failpoints.COLLECT_BEFORE_GET)
+        answer, observation = await observe(self._providers, profile, job_id)
+        failpoints.hit(failpoints.COLLECT_ANSWER_RECEIVED)
+
+        async with ctx.pool.connection() as connection:
+            verdict = await observations.apply_observation(
+                connection,
+                operation_id=operation_id,
+                asked=asked,
+                observation=observation,
+                status=answer.status,
+                profile=profile,
+                actor=self._actor,
+            )
+        failpoints.hit(failpoints.COLLECT_ANSWER_APPLIED)
+        needs_a_person = not answer.sent or (isinstance(verdict, Poll) and verdict.unknown is not None)
+        (ctx.log.warning if needs_a_person else ctx.log.info)(
+            "observed", job_id=job_id, state=observation.state, error=answer.error, then=str(verdict)
+        )
+
+
+async def observe(providers: Providers, profile: Profile, job_id: str) -> tuple[Answer, Observation]:
+    """One GET for `job_id`, and what it says. Whatever goes wrong is an observation too, a missing URL or
+    credential as well: the job goes on without us, and it is asked for again when the setting is mended."""
+    try:
+        provider = providers.provider(profile)
+        request = render_observe(profile, provider.base_url, job_id, provider.secret)
+    except (UsageError, ValueError) as error:
+        answer = Answer(error=str(error))
+    else:
+        answer = await provider.client.observe(request, profile.observe.deadline_s)
+    return answer, classify_observation(profile, answer, job_id=job_id)
+
+
+def _nothing_to_ask(subject: Subject, min_s: float) -> str | None:
+    if subject.is_final:
+        return "the operation is final"
+    if subject.phase != Phase.ACCEPTED:
+        return f"the operation is {subject.phase}"
+    if subject.recently < min_s:
+        return "it was observed just now"
+    return None

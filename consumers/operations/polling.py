@@ -1,0 +1,179 @@
+"""What follows from one observation of a job. Pure; neither time nor an unknown word ends an operation."""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import ROUND_CEILING, Decimal
+from typing import Final
+from uuid import UUID
+
+from consumers.operations.lifecycle import Phase
+from consumers.providers.observation import Observation
+from consumers.providers.profile import Profile
+
+SLOWER: Final = 10
+"""A job under review for being unknown or late is still asked for, this many times `poll.max_s` apart: it may
+come back, and nobody waits for it by the second."""
+RETRY_AFTER_MOST_S: Final = 3600.0
+"""A provider that asks for more is asked again after an hour all the same: that only costs a GET."""
+COST_STEP: Final = Decimal("0.000001")
+COST_BELOW: Final = Decimal(10) ** 14
+"""What `numeric(20, 6)` can hold: step, and the first amount that it can't."""
+
+_SEEN: Final = {
+    "running": Phase.ACCEPTED,
+    "succeeded": Phase.SUCCEEDED,
+    "failed": Phase.FAILED,
+    "cancelled": Phase.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """An operation as its observer needs it, and the job that it is asked for. Times are the database's.
+
+    `last_seen_at`: when the provider last knew the job, at the earliest its acceptance. `observations` counts
+    the answers so far, `job_cost` is what an earlier one said.
+    """
+
+    operation_id: UUID
+    phase: str
+    is_final: bool
+    job_id: str | None
+    provider: str
+    account: str
+    profile_digest: str
+    dispatch_no: int
+    max_cost: Decimal
+    accounting: str
+    observed_at: datetime | None
+    observations: int
+    accepted_at: datetime | None
+    last_seen_at: datetime | None
+    updated_at: datetime
+    job_cost: Decimal | None
+    now: datetime
+
+    @property
+    def provider_account(self) -> str:
+        return f"{self.provider}/{self.account}"
+
+    @property
+    def recently(self) -> float:
+        """Seconds since the last observation; infinite when there was none."""
+        return (self.now - self.observed_at).total_seconds() if self.observed_at else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job ended: accepted → `phase`, settled with `cost` where it is known."""
+
+    phase: Phase
+    cost: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Ask again after `delay_s`. `unknown` says why a person should look, if one should."""
+
+    delay_s: float
+    unknown: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """It differs from what the operation ended with: kept and reviewed, never applied."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Kept as evidence; nothing follows from it."""
+
+    why: str
+
+
+Verdict = Finish | Poll | Contradiction | Noted
+
+
+def knows_the_job(observation: Observation) -> bool:
+    """Whether the provider said something about the job that the profile understands."""
+    return observation.state in _SEEN
+
+
+def storable_cost(cost: Decimal | None) -> Decimal | None:
+    """`cost` in whole millionths, rounded up so that no charge is booked short; None if it can't be held."""
+    if cost is None or not 0 <= cost < COST_BELOW:
+        return None
+    return cost.quantize(COST_STEP, rounding=ROUND_CEILING)
+
+
+def decide(
+    subject: Subject, observation: Observation, profile: Profile, *, job_id: str, asked_at: datetime
+) -> Verdict:
+    """What follows for `subject`, locked and read just now, from an answer about `job_id` that was asked for
+    at `asked_at`."""
+    if subject.job_id != job_id:
+        return Noted("it is about another job than the operation's own")
+    if subject.is_final:
+        return _against_final(subject, observation, asked_at)
+    if subject.phase != Phase.ACCEPTED:
+        return Noted(f"the operation is {subject.phase}")
+    if observation.state == "succeeded" and observation.outputs:
+        return Finish(Phase.SUCCEEDED, _cost(subject, observation, profile))
+    if observation.state in ("failed", "cancelled"):
+        # Whether a failed job was charged is known only from the provider: what was reserved isn't its cost.
+        return Finish(_SEEN[observation.state], storable_cost(observation.cost))
+    return _poll(subject, observation, profile)
+
+
+def _cost(subject: Subject, observation: Observation, profile: Profile) -> Decimal | None:
+    if profile.cost != "reserved":
+        return storable_cost(observation.cost)
+    # An id that came with an error says nothing of the price: a person settles it.
+    return None if subject.accounting == "unsettled" else subject.max_cost
+
+
+def _against_final(subject: Subject, observation: Observation, asked_at: datetime) -> Verdict:
+    seen = _SEEN.get(observation.state)
+    if seen is None:
+        return Noted("the operation is final, and the answer says nothing of the job")
+    if seen is Phase.ACCEPTED and asked_at <= subject.updated_at:
+        return Noted("an older answer, overtaken by the one that ended the operation")
+    if seen != subject.phase:
+        return Contradiction(f"the operation ended {subject.phase}, and the job is {observation.state}")
+    cost = storable_cost(observation.cost)
+    if cost is not None and subject.job_cost is not None and cost != subject.job_cost:
+        return Contradiction(f"the job cost {subject.job_cost}, and now {cost}")
+    return Noted("it says again how the operation ended")
+
+
+def _poll(subject: Subject, observation: Observation, profile: Profile) -> Poll:
+    since_accepted_s = _seconds(subject.accepted_at, subject.now)
+    if observation.state == "not_found" and (
+        _seconds(subject.last_seen_at, subject.now) > profile.not_found_grace_s
+    ):
+        unknown = "not_found"
+    elif since_accepted_s > profile.give_up_s:
+        unknown = "give_up"
+    else:
+        delay_s = profile.poll.delay_s(
+            subject.observations, jitter(subject.operation_id, subject.observations)
+        )
+        return Poll(_at_least(delay_s, observation.retry_after_s))
+    return Poll(_at_least(profile.poll.max_s * SLOWER, observation.retry_after_s), unknown)
+
+
+def _at_least(delay_s: float, retry_after_s: float | None) -> float:
+    return max(delay_s, min(retry_after_s or 0.0, RETRY_AFTER_MOST_S))
+
+
+def _seconds(since: datetime | None, now: datetime) -> float:
+    return (now - since).total_seconds() if since else 0.0
+
+
+def jitter(operation_id: UUID, number: int) -> float:
+    """In [0, 1), the same for the same operation and number: a repeated decision is the same decision."""
+    digest = hashlib.sha256(f"{operation_id}/{number}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
