@@ -1,0 +1,161 @@
+"""A TCP server of scripted behaviour that counts each byte it is sent: what a client really put on the
+wire."""
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Final, Self
+
+_WAIT_S: Final = 30.0
+
+
+class Talk:
+    """One accepted connection, in a thread of its own."""
+
+    def __init__(self, peer: socket.socket, server: "WireServer") -> None:
+        self.peer = peer
+        self._server = server
+        self.received = b""
+
+    def read(self) -> bytes:
+        """The next bytes; b"" when the client closed."""
+        chunk = self.peer.recv(65536)
+        self.received += chunk
+        self._server.note(chunk)
+        return chunk
+
+    def read_request(self) -> bytes:
+        """Everything up to the end of a request's body (by Content-Length), or to the client's close."""
+        while b"\r\n\r\n" not in self.received:
+            if not self.read():
+                return self.received
+        head, _, body = self.received.partition(b"\r\n\r\n")
+        length = 0
+        for line in head.split(b"\r\n")[1:]:
+            name, _, text = line.partition(b":")
+            if name.strip().lower() == b"content-length":
+                length = int(text)
+        while len(body) < length:
+            chunk = self.read()
+            if not chunk:
+                break
+            body += chunk
+        return self.received
+
+    def read_to_the_end(self) -> bytes:
+        """Everything until the client closes."""
+        while self.read():
+            pass
+        return self.received
+
+    def send(self, data: bytes) -> None:
+        self.peer.sendall(data)
+
+    def answer(self, status: int, body: bytes, *headers: str, announce: int | None = None) -> None:
+        """A whole answer; with `announce`, one whose Content-Length says something else than the body."""
+        lines = [f"HTTP/1.1 {status} Some", f"Content-Length: {len(body) if announce is None else announce}"]
+        self.send("\r\n".join([*lines, *headers, "", ""]).encode("latin-1") + body)
+
+    def reset(self) -> None:
+        """Close with RST instead of FIN."""
+        self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.peer.close()
+
+
+class WireServer:
+    """`with WireServer(script) as server:` runs `script` for each connection, which is closed when it
+    returns."""
+
+    def __init__(self, script: Callable[[Talk], None]) -> None:
+        self._script = script
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._threads: list[threading.Thread] = []
+        self._talks: list[Talk] = []
+        self._closed = 0
+        self.received = b""
+        """Every byte of every connection."""
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        return len(self._talks)
+
+    def note(self, chunk: bytes) -> None:
+        with self._changed:
+            self.received += chunk
+            self._changed.notify_all()
+
+    def wait_connected(self, connections: int) -> None:
+        """Wait until `connections` connections have been accepted."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._talks) >= connections, _WAIT_S), (
+                "nobody connected"
+            )
+
+    def wait_closed(self, connections: int) -> None:
+        """Wait until the scripts of `connections` connections have ended: all their bytes are then
+        counted."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._closed >= connections, _WAIT_S), (
+                "a script never ended"
+            )
+
+    def __enter__(self) -> Self:
+        accepting = threading.Thread(target=self._accept, name="wire-accept", daemon=True)
+        accepting.start()
+        self._threads.append(accepting)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # shutdown wakes the accept that close alone would leave waiting.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for talk in self._talks:
+            with contextlib.suppress(OSError):
+                talk.peer.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(_WAIT_S)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            peer.settimeout(_WAIT_S)
+            talk = Talk(peer, self)
+            with self._changed:
+                self._talks.append(talk)
+                self._changed.notify_all()
+            thread = threading.Thread(target=self._run, args=(talk,), name="wire-talk", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self, talk: Talk) -> None:
+        try:
+            # The client may go first: that is what some scripts are for.
+            with contextlib.suppress(ConnectionError, TimeoutError, OSError):
+                self._script(talk)
+        finally:
+            talk.peer.close()
+            with self._changed:
+                self._closed += 1
+                self._changed.notify_all()
+
+
+def listen(talk: Talk) -> None:
+    """A script that never answers."""
+    talk.read_to_the_end()
+
+
+def refused_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
