@@ -36,18 +36,29 @@ class Dispatch(Consumer):
     name = "dispatch"
     topics = ("generation.requested",)
 
-    async def open(self, ctx: Context) -> None:
+    def __init__(self) -> None:
         self._worker = f"dispatch@{socket.gethostname()}:{os.getpid()}"
-        self._providers = Providers(ctx.settings)
-        self._spool = Spool.open(ctx.settings.spool)
         self._in_flight: set[str] = set()
         self._unseen = Unseen()
-        # Whatever an earlier process sent or was told comes first; until it is applied nothing is claimed.
+        self._opened: Spool | None = None
         self._leftovers = True
         self._one_at_leftovers = asyncio.Lock()
 
+    async def open(self, ctx: Context) -> None:
+        self._providers = Providers(ctx.settings)
+        # May be called again while the database is away: the spool stays ours.
+        self._opened = self._opened or Spool.open(ctx.settings.spool)
+        # Whatever an earlier process sent or was told comes first; until it is applied nothing is claimed.
+        await self._apply_leftovers(ctx)
+
     async def close(self) -> None:
         self._spool.close()
+
+    @property
+    def _spool(self) -> Spool:
+        if self._opened is None:
+            raise RuntimeError("the dispatcher is not open")
+        return self._opened
 
     async def handle(self, event: Event, ctx: Context) -> None:
         await self._apply_leftovers(ctx)
@@ -117,7 +128,8 @@ class Dispatch(Consumer):
             await claims.hold(connection, claimed, Hold.SPECIFICATION, self._worker, words, incident=evidence)
             ctx.log.error("held", reason=words)
             return None
-        profile = await self._providers.profile(connection, claimed.provider, claimed.profile_digest)
+        async with connection.transaction():
+            profile = await self._providers.profile(connection, claimed.provider, claimed.profile_digest)
         try:
             provider = self._providers.provider(profile)
             request = render_submit(
@@ -132,7 +144,8 @@ class Dispatch(Consumer):
             await claims.hold(connection, claimed, Hold.CONFIGURATION, self._worker, str(error))
             ctx.log.error("held", reason=str(error))
             return None
-        earlier = await claims.earlier_request(connection, claimed, request.sha256)
+        async with connection.transaction():
+            earlier = await claims.earlier_request(connection, claimed, request.sha256)
         if earlier is not None:
             words = f"the request would be {request.sha256}, and an earlier attempt's was {earlier}"
             await claims.hold(connection, claimed, Hold.SPECIFICATION, self._worker, words)

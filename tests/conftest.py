@@ -8,6 +8,9 @@ pytest_plugins = (
     "fix_kafka",
     "fix_proxy",
     "fix_process",
+    "fix_operations",
+    "fix_consumer",
+    "fix_dispatch",
 )
 
 

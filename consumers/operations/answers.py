@@ -23,8 +23,6 @@ _SQL: Final = Queries("answers")
 
 PAUSE_AFTER: Final = 3
 """Equal generic failures in a row that pause the provider account (design-operations, section 3)."""
-UNSENT_BACKOFF_S: Final = (1.0, 60.0)
-"""First and longest wait before an unsent operation is dispatched again; it doubles in between."""
 
 
 class Applied(StrEnum):
@@ -243,7 +241,9 @@ class _Application:
                 await self._move("move", to_phase=Phase.REJECTED, reason=outcome.reason, delay_s=None)
             elif outcome.after == "delay":
                 await self._say(Cause.REFUSED)
-                delay_s = outcome.retry_after_s if outcome.retry_after_s is not None else UNSENT_BACKOFF_S[0]
+                delay_s = outcome.retry_after_s
+                if delay_s is None:
+                    delay_s = self.profile.unsent.delay_s(0, random.random())
                 await self._move("move", to_phase=Phase.PREPARED, reason=outcome.reason, delay_s=delay_s)
             else:
                 await self._say(Cause.REFUSED)
@@ -271,10 +271,8 @@ class _Application:
         elif times >= self.profile.max_unsent:
             await self._move(query, to_phase=Phase.HELD, reason=Hold.UNREACHABLE, delay_s=None)
         else:
-            first_s, longest_s = UNSENT_BACKOFF_S
-            ceiling_s = min(longest_s, first_s * 2 ** (times - 1))
-            # Half fixed, half random: a provider that comes back isn't met by everybody at once.
-            delay_s = ceiling_s / 2 + random.uniform(0, ceiling_s / 2)
+            # Jitter: a provider that comes back isn't met by everybody at once.
+            delay_s = self.profile.unsent.delay_s(times - 1, random.random())
             await self._move(query, to_phase=Phase.PREPARED, reason=self.outcome.reason, delay_s=delay_s)
         return Applied.MOVED
 
