@@ -31,6 +31,10 @@ class Kafka:
     real: bool
 
 
+def _described(broker: ApacheKafka) -> str:
+    return f"Apache Kafka {broker.version} (KRaft, one node, from Maven Central)"
+
+
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """The broker that all tests share; each keeps to its own `topic_prefix`. None of them may stop it."""
@@ -47,7 +51,7 @@ def kafka(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory)
         with EmbeddedKafka() as stand_in:
             yield Kafka(stand_in.bootstrap, "embedded", real=False)
         return
-    talked_to(pytestconfig, "Kafka", f"Apache Kafka {broker.version} (KRaft, one node, Maven Central)")
+    talked_to(pytestconfig, "Kafka", _described(broker))
     try:
         yield Kafka(broker.bootstrap, broker.version, real=True)
     finally:
@@ -73,6 +77,7 @@ def own_kafka(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Callable[
         except KafkaMissing as missing:
             pytest.skip(f"this needs a real Kafka: {missing}")
         brokers.append(broker)
+        talked_to(pytestconfig, "Kafka", _described(broker))
         return broker
 
     yield make
