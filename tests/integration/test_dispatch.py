@@ -6,7 +6,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from fix_dispatch import OWNER, Dispatching
 
 from consumers.dispatch import Dispatch
 from consumers.operations import claims
@@ -15,6 +14,7 @@ from consumers.providers.outcome import Submission
 from consumers.providers.profile import Profile
 from consumers.providers.profiles_folder import load_profiles
 from consumers.providers.simulator_world import Fault, Plan
+from fix_dispatch import OWNER, Dispatching
 from relay.errors import Unavailable
 
 pytestmark = pytest.mark.anyio

@@ -7,15 +7,15 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from provider_samples import OPERATION, PAYLOAD, profile, submission
-from wire import Talk, WireServer, listen, refused_port
 
 from consumers.providers.answer import Answer
 from consumers.providers.client import ProviderClient
 from consumers.providers.outcome import Submission, classify_submission
 from consumers.providers.profile import Profile
 from consumers.providers.request import Request
+from provider_samples import OPERATION, PAYLOAD, profile, submission
 from relay.errors import UsageError
+from wire import Talk, WireServer, listen, refused_port
 
 pytestmark = pytest.mark.anyio
 
