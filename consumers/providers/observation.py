@@ -157,18 +157,18 @@ def _outputs(paths: OutputPaths, document: Document) -> tuple[Output, ...] | Non
     outputs: list[Output] = []
     taken: set[str] = set()
     for number, element in enumerate(elements, start=1):
-        url = _text(paths.url, element)
+        url = _string(paths.url, element)
         if url is None or not _URL.fullmatch(url):
             return None
         size = _text(paths.size, element)
-        sha256 = _text(paths.sha256, element)
+        sha256 = _string(paths.sha256, element)
         if size is not None and not re.fullmatch(r"[0-9]{1,18}", size):
             return None
         if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
             return None
-        name = _name(_text(paths.name, element) or _last_segment(url), number, taken)
+        name = _name(_string(paths.name, element) or _last_segment(url), number, taken)
         taken.add(name.lower())
-        content_type = _text(paths.content_type, element)
+        content_type = _string(paths.content_type, element)
         outputs.append(
             Output(
                 url=url,
@@ -184,6 +184,12 @@ def _outputs(paths: OutputPaths, document: Document) -> tuple[Output, ...] | Non
 def _text(path: str | None, element: object) -> str | None:
     found = [] if path is None else json_path.find(path, element)
     return str(found[0]) if len(found) == 1 and isinstance(found[0], str) else None
+
+
+def _string(path: str | None, element: object) -> str | None:
+    """As `_text`, and a JSON number isn't one."""
+    found = [] if path is None else json_path.find(path, element)
+    return None if any(isinstance(one, Number) for one in found) else _text(path, element)
 
 
 def _last_segment(url: str) -> str:

@@ -21,6 +21,11 @@ _MIB: Final = 1024 * 1024
 _PLACEHOLDER: Final = re.compile(r"\$\{([^}]*)\}")
 _STATUS: Final = re.compile(r"([1-5])xx|([1-5][0-9][0-9])")
 _ORIGIN: Final = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(:\d{1,5})?")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OWN_HEADERS: Final = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "expect", "te", "trailer", "upgrade"}
+)
+"""A second one of these could make the server see another request than the one that was hashed."""
 _REASON: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 Seconds = Annotated[float, Meta(ge=0)]
@@ -36,6 +41,15 @@ def _check_placeholders(field: str, template: str, allowed: set[str]) -> None:
         if name not in allowed:
             known = ", ".join(f"${{{one}}}" for one in sorted(allowed)) or "no placeholder"
             raise ValueError(f"{field} has ${{{name}}}; it may have only {known}")
+
+
+def _check_headers(headers: dict[str, str], allowed: set[str]) -> None:
+    for name, template in headers.items():
+        if not _HEADER.fullmatch(name):
+            raise ValueError(f"headers has {name!r}, which is not a header's name")
+        if name.lower() in _OWN_HEADERS:
+            raise ValueError(f"headers has {name}, which follows from the request itself")
+        _check_placeholders(f"headers.{name}", template, allowed)
 
 
 def _check_path(field: str, path: str) -> None:
@@ -121,8 +135,7 @@ class Submit(_Part, frozen=True, kw_only=True):
         _check_url_path("path", self.path)
         _check_placeholders("path", self.path, set())
         _check_placeholders("body", self.body, {"payload", "operation_id", "idempotency_key"})
-        for name, template in self.headers.items():
-            _check_placeholders(f"headers.{name}", template, {"secret", "operation_id", "idempotency_key"})
+        _check_headers(self.headers, {"secret", "operation_id", "idempotency_key"})
 
 
 class OutputPaths(_Part, frozen=True, kw_only=True):
@@ -162,8 +175,7 @@ class Observe(_Part, frozen=True, kw_only=True):
             _check_path("job_id", self.job_id)
         if "succeeded" not in self.words.values():
             raise ValueError("words has no word for succeeded")
-        for name, template in self.headers.items():
-            _check_placeholders(f"headers.{name}", template, {"secret"})
+        _check_headers(self.headers, {"secret"})
 
 
 class Download(_Part, frozen=True, kw_only=True):
@@ -176,8 +188,7 @@ class Download(_Part, frozen=True, kw_only=True):
         for origin in self.allowed_origins:
             if origin != "self" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"allowed_origins has {origin!r}; write scheme://host[:port], or self")
-        for name, template in self.headers.items():
-            _check_placeholders(f"headers.{name}", template, {"secret"})
+        _check_headers(self.headers, {"secret"})
 
 
 class Limits(_Part, frozen=True, kw_only=True):

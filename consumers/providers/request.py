@@ -89,13 +89,13 @@ def base(profile: Profile, base_url: str) -> str:
     setting = f"RELAY_PROVIDER_{profile.name.upper().replace('-', '_')}_URL"
     try:
         parts = urlsplit(base_url)
-        port = parts.port
-    except ValueError as error:
-        raise UsageError(f"{setting} is not a URL: {error}.") from None
-    del port
+        # Reading it is what checks it.
+        _ = parts.port
+    except ValueError:
+        raise UsageError(f"{setting} is not a URL: its host or port can't be read.") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise UsageError(
-            f"{setting} is {base_url!r}, which is not an http or https URL.",
+            f"{setting} is not an http or https URL.",
             remedy="Set it to where the provider is, for example https://api.example.com.",
         )
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
