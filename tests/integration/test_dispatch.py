@@ -11,21 +11,19 @@ from consumers.dispatch import Dispatch
 from consumers.operations import claims
 from consumers.operations.answers import Applied, apply_submission
 from consumers.providers.outcome import Submission
-from consumers.providers.profile import Profile
-from consumers.providers.profiles_folder import load_profiles
 from consumers.providers.simulator_world import Fault, Plan
-from fix_dispatch import OWNER, Dispatching
+from fix_dispatch import Dispatching
 from relay.errors import Unavailable
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_an_accepted_answer_is_stored_before_the_event_is_done(dispatching: Dispatching) -> None:
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
 
-    phase, _, job_id = dispatching.row(operation)
+    phase, job_id = dispatching.row(operation, "phase, job_id")
     assert phase == "accepted"
     assert dispatching.all("select job_id, role from relay.remote_job") == [(job_id, "primary")]
     collection = dispatching.all("select payload from relay.outbox where event_type = 'collection.requested'")
@@ -35,22 +33,22 @@ async def test_an_accepted_answer_is_stored_before_the_event_is_done(dispatching
 
 
 async def test_a_repeated_event_causes_no_second_post(dispatching: Dispatching) -> None:
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
     for _ in range(3):
-        await dispatching.handle(dispatcher, operation)
+        await dispatching.dispatch(dispatcher, operation)
     assert dispatching.posts(operation) == 1
 
 
 async def test_an_event_of_an_earlier_dispatch_claims_nothing(dispatching: Dispatching) -> None:
     """Refused after delay: prepared again under dispatch 2. The first event, replayed, must not claim it."""
-    operation = dispatching.prepare(fault="rate_limited").operation_id
+    operation = dispatching.prepared("rate_limited")
     dispatcher = await dispatching.dispatcher()
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
     assert dispatching.row(operation, "phase, dispatch_no") == ("prepared", 2)
-    dispatching.owner.execute("update relay.operation set not_before = null")
+    dispatching.connection.execute("update relay.operation set not_before = null")
 
-    await dispatcher.handle(dispatching.events(operation)[0], dispatching.context())
+    await dispatching.dispatch(dispatcher, operation, which=0)
 
     assert dispatching.row(operation, "phase, dispatch_no") == ("prepared", 2)
     assert dispatching.posts(operation) == 1
@@ -73,36 +71,36 @@ async def test_an_event_of_an_earlier_dispatch_claims_nothing(dispatching: Dispa
 async def test_each_answer_ends_where_the_table_says(
     dispatching: Dispatching, fault: str, phase: str, reservation: str
 ) -> None:
-    operation = dispatching.prepare(fault=fault).operation_id
+    operation = dispatching.prepared(fault)
     if fault == "cut_before_reading":
         # Nothing of the body is read, so the payload can't ask for it: the plan says it.
         dispatching.simulator.world.plan = Plan(faults={Fault(fault): 1.0})
     dispatcher = await dispatching.dispatcher()
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
 
     assert dispatching.row(operation, "phase") == (phase,)
     assert dispatching.all("select state from relay.reservation") == [(reservation,)]
     assert dispatching.posts(operation) == 1
     reviews = dispatching.all("select kind from relay.review where state = 'open'")
     assert bool(reviews) == (phase == "uncertain" or fault == "bad_gateway_with_job")
-    assert not list(dispatching.settings.spool.glob("*/*.json*")), "an applied entry leaves the spool"
+    assert not list(dispatching.settings().spool.glob("*/*.json*")), "an applied entry leaves the spool"
 
 
 async def test_an_uncertain_operation_stays_so_under_redelivery(dispatching: Dispatching) -> None:
-    operation = dispatching.prepare(fault="cut_before_answer").operation_id
+    operation = dispatching.prepared("cut_before_answer")
     dispatcher = await dispatching.dispatcher()
     for _ in range(3):
-        await dispatching.handle(dispatcher, operation)
+        await dispatching.dispatch(dispatcher, operation)
     assert dispatching.row(operation, "phase, version") == ("uncertain", 4)
     assert dispatching.posts(operation) == 1
 
 
 async def test_nothing_is_claimed_while_the_gate_is_closed(dispatching: Dispatching) -> None:
-    operation = dispatching.prepare().operation_id
-    dispatching.owner.execute("update relay.source_identity set verified_timeline = 7")
+    operation = dispatching.prepared()
+    dispatching.connection.execute("update relay.source_identity set verified_timeline = 7")
     dispatcher = await dispatching.dispatcher()
     with pytest.raises(Unavailable, match="another timeline"):
-        await dispatching.handle(dispatcher, operation)
+        await dispatching.dispatch(dispatcher, operation)
     assert dispatching.row(operation, "phase, version") == ("prepared", 1)
     assert dispatching.posts(operation) == 0
 
@@ -110,10 +108,10 @@ async def test_nothing_is_claimed_while_the_gate_is_closed(dispatching: Dispatch
 async def test_a_gate_that_closes_after_the_claim_sends_no_byte(
     dispatching: Dispatching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
     _before_the_hook(dispatching, monkeypatch, "update relay.source_identity set verified_timeline = 7")
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
     assert dispatching.posts(operation) == 0
     assert dispatching.row(operation, "phase, dispatch_no") == ("prepared", 2)
 
@@ -121,27 +119,27 @@ async def test_a_gate_that_closes_after_the_claim_sends_no_byte(
 async def test_a_cancel_before_the_first_byte_is_obeyed(
     dispatching: Dispatching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
     _before_the_hook(
         dispatching,
         monkeypatch,
         "select relay.request_cancel(operation_id, 'changed our mind') from relay.operation",
     )
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
     assert dispatching.posts(operation) == 0
     monkeypatch.undo()
     dispatching.dispatch_again(operation)
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
     assert dispatching.row(operation, "phase") == ("cancelled",)
     assert dispatching.posts(operation) == 0
 
 
 async def test_what_does_not_fit_the_allowance_is_held_and_not_sent(dispatching: Dispatching) -> None:
-    dispatching.owner.execute("select relay.set_allowance(%s, 'credit', 4, 'test')", [OWNER])
-    operation = dispatching.prepare().operation_id
+    dispatching.allow("4")
+    operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
     assert dispatching.row(operation, "phase, phase_reason, next_action_at is not null") == (
         "held",
         "allowance",
@@ -152,15 +150,15 @@ async def test_what_does_not_fit_the_allowance_is_held_and_not_sent(dispatching:
 
 
 async def test_a_changed_payload_is_held_with_an_incident_and_not_sent(dispatching: Dispatching) -> None:
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     # Only a superuser who switches the guard off can do this; the hash is what notices.
-    with dispatching.owner.transaction():
-        dispatching.owner.execute("alter table relay.operation disable trigger b_guard")
-        dispatching.owner.execute('update relay.operation set payload = \'{"prompt": "another"}\'')
-        dispatching.owner.execute("set constraints all immediate")
-        dispatching.owner.execute("alter table relay.operation enable always trigger b_guard")
+    with dispatching.connection.transaction():
+        dispatching.connection.execute("alter table relay.operation disable trigger b_guard")
+        dispatching.connection.execute('update relay.operation set payload = \'{"prompt": "another"}\'')
+        dispatching.connection.execute("set constraints all immediate")
+        dispatching.connection.execute("alter table relay.operation enable always trigger b_guard")
     dispatcher = await dispatching.dispatcher()
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
     assert dispatching.row(operation, "phase, phase_reason") == ("held", "specification")
     assert dispatching.all("select boundary from relay.incident") == [("claim",)]
     assert dispatching.posts(operation) == 0
@@ -169,10 +167,10 @@ async def test_a_changed_payload_is_held_with_an_incident_and_not_sent(dispatchi
 async def test_a_provider_that_refuses_connections_leaves_the_operation_unsent(
     dispatching: Dispatching,
 ) -> None:
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
     dispatching.simulator.stop()
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
     assert dispatching.row(operation, "phase, dispatch_no, not_before > relay.now()") == ("prepared", 2, True)
     assert dispatching.all("select outcome, first_sent_at from relay.attempt") == [("unsent", None)]
     assert dispatching.all("select state from relay.reservation") == [("released",)]
@@ -181,33 +179,33 @@ async def test_a_provider_that_refuses_connections_leaves_the_operation_unsent(
 async def test_an_operation_that_can_not_be_sent_is_held_for_a_person_in_the_end(
     dispatching: Dispatching,
 ) -> None:
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
     dispatching.simulator.stop()
     for _ in range(8):
         dispatching.dispatch_again(operation)
-        await dispatching.handle(dispatcher, operation)
+        await dispatching.dispatch(dispatcher, operation)
     assert dispatching.row(operation, "phase, phase_reason, open_reviews") == ("held", "unreachable", 1)
 
 
 async def test_three_equal_generic_failures_pause_the_account(dispatching: Dispatching) -> None:
     dispatcher = await dispatching.dispatcher()
     for _ in range(3):
-        await dispatching.handle(dispatcher, dispatching.prepare(fault="bad_gateway").operation_id)
-    waiting = dispatching.prepare().operation_id
-    await dispatching.handle(dispatcher, waiting)
+        await dispatching.dispatch(dispatcher, dispatching.prepared("bad_gateway"))
+    waiting = dispatching.prepared()
+    await dispatching.dispatch(dispatcher, waiting)
     assert dispatching.row(waiting, "phase, phase_reason") == ("held", "paused")
     assert dispatching.posts(waiting) == 0
 
 
 async def test_a_leftover_of_a_dead_process_is_unknown_and_never_sent_again(dispatching: Dispatching) -> None:
     """The spool says that bytes may have left, and nothing more: uncertain at once, before any new claim."""
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     dead = await dispatching.dispatcher()
     await _leave_sending(dispatching, dead, operation)
     successor = await dispatching.dispatcher()
     assert dispatching.row(operation, "phase, phase_reason") == ("uncertain", "sender_lost")
-    await dispatching.handle(successor, operation)
+    await dispatching.dispatch(successor, operation)
     assert dispatching.posts(operation) == 0
 
 
@@ -223,12 +221,12 @@ async def test_an_id_that_another_operation_has_is_uncertain_and_reviewed_on_bot
     dispatching: Dispatching,
 ) -> None:
     """A provider that silently deduplicates answers a second operation with the first one's job."""
-    first, second = dispatching.prepare().operation_id, dispatching.prepare().operation_id
+    first, second = dispatching.prepared(), dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
-    await dispatching.handle(dispatcher, first)
+    await dispatching.dispatch(dispatcher, first)
     (job_id,) = dispatching.row(first, "job_id")
     token = await _leave_sending(dispatching, dispatcher, second)
-    profile = load_profile()
+    profile = dispatching.profile
     async with dispatching.pool.connection() as connection:
         applied = await apply_submission(
             connection,
@@ -249,10 +247,10 @@ async def test_an_id_that_another_operation_has_is_uncertain_and_reviewed_on_bot
 
 
 async def test_an_answer_after_the_lease_ran_out_is_applied_once(dispatching: Dispatching) -> None:
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
     token = await _leave_sending(dispatching, dispatcher, operation)
-    profile = load_profile()
+    profile = dispatching.profile
     outcomes = [
         Submission(verdict="unknown", reason="lease_expired", evidence={}),
         Submission(verdict="accepted", reason="http_201", job_id="late-1", evidence={}),
@@ -272,7 +270,7 @@ async def test_an_answer_after_the_lease_ran_out_is_applied_once(dispatching: Di
                 )
             )
     assert applied == [Applied.MOVED, Applied.MOVED, Applied.RECORDED]
-    assert dispatching.row(operation) == ("accepted", "http_201", "late-1")
+    assert dispatching.row(operation, "phase, phase_reason, job_id") == ("accepted", "http_201", "late-1")
     assert dispatching.all("select cause from relay.journal where to_phase = 'accepted'") == [
         ("late_answer",)
     ]
@@ -281,24 +279,22 @@ async def test_an_answer_after_the_lease_ran_out_is_applied_once(dispatching: Di
 async def test_the_first_byte_waits_for_a_durable_commit(dispatching: Dispatching) -> None:
     """A database set to asynchronous commits must not lose the one commit that stands before the POST."""
     name = psycopg.sql.Identifier(dispatching.database.name)
-    dispatching.owner.execute(psycopg.sql.SQL("alter database {} set synchronous_commit = off").format(name))
-    dispatching.owner.execute("create table public.seen (synchronous_commit text)")
-    dispatching.owner.execute("grant insert on public.seen to public")
-    dispatching.owner.execute(
+    dispatching.connection.execute(
+        psycopg.sql.SQL("alter database {} set synchronous_commit = off").format(name)
+    )
+    dispatching.connection.execute("create table public.seen (synchronous_commit text)")
+    dispatching.connection.execute("grant insert on public.seen to public")
+    dispatching.connection.execute(
         "create function public.look() returns trigger language plpgsql as $$ begin"
         " insert into public.seen values (current_setting('synchronous_commit')); return new; end $$"
     )
-    dispatching.owner.execute(
+    dispatching.connection.execute(
         "create trigger look before insert on relay.attempt for each row execute function public.look()"
     )
-    operation = dispatching.prepare().operation_id
+    operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
-    await dispatching.handle(dispatcher, operation)
+    await dispatching.dispatch(dispatcher, operation)
     assert dispatching.all("select synchronous_commit from public.seen") == [("on",)]
-
-
-def load_profile() -> Profile:
-    return load_profiles(())["simulator"]
 
 
 def _before_the_hook(
@@ -313,7 +309,7 @@ def _before_the_hook(
         sending: claims.Sending,
         worker: str,
     ) -> None:
-        dispatching.owner.execute(statement)
+        dispatching.connection.execute(statement)
         await begin(connection, claimed, sending, worker)
 
     monkeypatch.setattr(claims, "begin_submission", changed)
