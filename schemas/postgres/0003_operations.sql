@@ -132,7 +132,7 @@ create table relay.operation (
   -- As canonicalised once, by jsonb::text. Workers hash these bytes and never write them again.
   payload text not null check (octet_length(payload) <= 16777216),
   payload_version integer not null check (payload_version > 0),
-  max_cost numeric(20, 6) not null check (max_cost >= 0),
+  max_cost numeric(20, 6) not null check (max_cost >= 0 and max_cost <> 'NaN'),
   cost_unit text not null check (length(cost_unit) between 1 and 40),
   provider text,
   account text,
@@ -198,6 +198,9 @@ create table relay.attempt (
   late_delivery_until timestamptz,
   released_by_review uuid,
   evidence jsonb not null default '{}',
+  -- Until then a request that was given up may still be read by the provider: "not accepted" can't be decided.
+  constraint attempt_may_arrive_late
+    check (action <> 'submit' or outcome = 'unsent' or late_delivery_until is not null),
   constraint attempt_evidence_bounded check (octet_length(evidence::text) <= 65536)
 );
 create index attempt_of_operation on relay.attempt (operation_id, action, started_at);
@@ -210,7 +213,7 @@ create table relay.remote_job (
   attempt_id uuid references relay.attempt,
   role text not null check (role in ('primary', 'duplicate', 'candidate')),
   state text,
-  cost numeric(20, 6),
+  cost numeric(20, 6) check (cost >= 0 and cost <> 'NaN'),
   first_seen_at timestamptz not null default relay.now(),
   primary key (provider_account, job_id, operation_id)
 );

@@ -6,7 +6,7 @@
 create table relay.allowance (
   owner_id text not null check (length(owner_id) between 1 and 200),
   unit text not null check (length(unit) between 1 and 40),
-  limit_amount numeric(20, 6) not null check (limit_amount >= 0),
+  limit_amount numeric(20, 6) not null check (limit_amount >= 0 and limit_amount <> 'NaN'),
   reserved numeric(20, 6) not null default 0 check (reserved >= 0),
   disputed numeric(20, 6) not null default 0 check (disputed >= 0),
   settled numeric(20, 6) not null default 0,
@@ -49,6 +49,15 @@ select relay.forbid('relay.ledger', 'update or delete', 'the ledger is append-on
 select relay.forbid('relay.allowance', 'delete', 'an allowance is the ledger''s head');
 select relay.forbid('relay.reservation', 'delete', 'a reservation ends by settling or release');
 
+-- What an operation's reservations add up to in one word: an open dispute first, then what is still reserved.
+create function relay.accounting_of(p_operation_id uuid) returns text
+  language sql stable
+as $$
+  select case when bool_or(r.state = 'disputed') then 'disputed' when bool_or(r.state = 'reserved') then 'reserved'
+              when bool_or(r.state = 'settled') then 'settled' else 'none' end
+    from relay.reservation r where r.operation_id = p_operation_id
+$$;
+
 create function relay.book(p_reservation relay.reservation, p_entry text, p_amount numeric, p_reason text) returns void
   language sql
 as $$
@@ -81,7 +90,7 @@ begin
   values (p_attempt_id, p_operation_id, wanted.owner_id, wanted.cost_unit, wanted.max_cost, 'reserved')
   returning * into made;
   perform relay.book(made, 'reserve', made.amount, 'claim');
-  update relay.operation set accounting = 'reserved' where operation_id = p_operation_id;
+  update relay.operation set accounting = relay.accounting_of(p_operation_id) where operation_id = p_operation_id;
   return true;
 end;
 $$;
@@ -116,7 +125,7 @@ declare
   was relay.reservation;
   over boolean;
 begin
-  if p_cost is null or p_cost < 0 then
+  if p_cost is null or p_cost < 0 or p_cost = 'NaN' then
     raise exception 'a cost of % can''t be settled', p_cost using errcode = 'OR010';
   end if;
   perform 1 from relay.allowance a join relay.reservation r using (owner_id, unit)
@@ -137,7 +146,7 @@ begin
   if over then
     perform relay.book(was, 'overrun', p_cost - case when was.state = 'released' then 0 else was.amount end, p_reason);
   end if;
-  update relay.operation set accounting = 'settled' where operation_id = was.operation_id and accounting <> 'settled';
+  update relay.operation set accounting = relay.accounting_of(operation_id) where operation_id = was.operation_id;
   return true;
 end;
 $$;

@@ -48,6 +48,25 @@ begin
 end;
 $$;
 
+-- An application may write events of its own, and none that speaks for an operation. Not SECURITY DEFINER:
+-- current_user tells the schema's own functions from everybody else.
+create function relay.guard_outbox() returns trigger
+  language plpgsql
+as $$
+begin
+  if not pg_has_role(current_user, (select c.relowner from pg_class c where c.oid = tg_relid), 'usage')
+     and (new.event_type in ('operation.transitioned', 'collection.requested')
+          or exists (select 1 from relay.operation_kind k where k.event_type = new.event_type)) then
+    raise exception 'the event type % is written by the transitions of operations alone', new.event_type
+      using errcode = 'OR010';
+  end if;
+  return new;
+end;
+$$;
+create trigger b_guard before insert on relay.outbox
+  for each row execute function relay.guard_outbox();
+alter table relay.outbox enable always trigger b_guard;
+
 create function relay.write_journal(p_operation relay.operation, p_from text, p_cause text, p_reason text,
                                     p_actor text, p_attempt uuid, p_review uuid) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -117,6 +136,9 @@ begin
       elsif exists (select 1 from relay.remote_job j where j.operation_id = p_old.operation_id
           and j.role = 'primary') then
         perform relay.not_backed(p_cause, 'the operation already has a job');
+      elsif not exists (select 1 from relay.reservation r where r.attempt_id = p_old.claim_token
+          and r.operation_id = p_old.operation_id and r.state = 'reserved') then
+        perform relay.not_backed(p_cause, 'no money is reserved for this attempt');
       end if;
     when p_cause in ('answer', 'late_answer', 'rule', 'refused', 'unsent', 'unknown', 'retry')
       or p_cause in ('observation', 'download') then
@@ -157,6 +179,10 @@ begin
           when 'cancelled' then case when p_old.phase = 'held' then 'cancel' else 'not-accepted:cancel' end
           when 'abandoned' then 'abandon' when 'lost' then 'lost' end) then
         perform relay.not_backed(p_cause, format('the review was resolved as %s', judged.resolution));
+      elsif judged.resolution like 'not-accepted:%' and exists (
+          select 1 from relay.attempt a where a.operation_id = p_old.operation_id and a.action = 'submit'
+            and a.outcome in ('open', 'unknown') and a.late_delivery_until > moment) then
+        perform relay.not_backed(p_cause, 'a request that was given up may still arrive at the provider');
       elsif p_old.phase = 'uncertain' and p_new.phase = 'prepared' and exists (
           select 1 from relay.attempt a where a.operation_id = p_old.operation_id and a.action = 'submit'
             and a.outcome not in ('unsent', 'refused') and a.released_by_review is null) then
@@ -239,6 +265,9 @@ begin
     raise exception 'operation %: there is no edge % → % by %', old.operation_id, old.phase, new.phase, why
       using errcode = 'OR011';
   end if;
+  if new.job_id is distinct from old.job_id and new.phase <> 'accepted' then
+    raise exception 'operation %: a job is set by becoming accepted', old.operation_id using errcode = 'OR010';
+  end if;
   perform relay.check_cause(old, new, why);
 
   select p.is_final into new.is_final from relay.lifecycle_phase p
@@ -252,9 +281,8 @@ begin
     new.lease_expires_at := null;
   end if;
   -- A claim that never became a submission holds no money.
-  if old.phase = 'claimed' and new.phase <> 'submitting' and new.accounting = 'reserved'
-     and relay.release_reservation(old.claim_token, why) then
-    new.accounting := 'none';
+  if old.phase = 'claimed' and new.phase <> 'submitting' and relay.release_reservation(old.claim_token, why) then
+    new.accounting := relay.accounting_of(old.operation_id);
   end if;
   if new.phase = 'prepared' then
     new.dispatch_no := old.dispatch_no + 1;
@@ -398,7 +426,7 @@ begin
   end if;
   if new.outcome = 'unsent' or (new.outcome = 'refused' and new.charged is false) then
     if relay.release_reservation(new.attempt_id, new.outcome) then
-      update relay.operation set accounting = 'none' where operation_id = new.operation_id;
+      update relay.operation set accounting = relay.accounting_of(operation_id) where operation_id = new.operation_id;
     end if;
   elsif new.outcome = 'refused' then
     perform relay.dispute(new.attempt_id, 'refused, and not declared as uncharged');
@@ -411,9 +439,21 @@ create trigger c_money after insert or update on relay.attempt
 alter table relay.attempt enable always trigger c_money;
 
 create function relay.guard_remote_job() returns trigger
-  language plpgsql
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
+  if tg_op = 'INSERT' then
+    if new.attempt_id is not null and not exists (select 1 from relay.attempt a
+        where a.attempt_id = new.attempt_id and a.operation_id = new.operation_id) then
+      raise exception 'job % of operation %: the attempt is another operation''s', new.job_id, new.operation_id
+        using errcode = 'OR012';
+    end if;
+    return new;
+  end if;
+  if old.role = 'primary' and new.role <> 'primary' and not pg_has_role(session_user, 'relay_operator', 'usage') then
+    raise exception 'job % of operation %: % is not an operator, who may choose another', old.job_id,
+        old.operation_id, session_user using errcode = 'OR012';
+  end if;
   if (new.provider_account, new.job_id, new.operation_id, new.attempt_id, new.first_seen_at) is distinct from
      (old.provider_account, old.job_id, old.operation_id, old.attempt_id, old.first_seen_at) then
     raise exception 'job % of operation %: an id that was seen can''t change', old.job_id, old.operation_id
@@ -422,7 +462,7 @@ begin
   return new;
 end;
 $$;
-create trigger b_guard before update on relay.remote_job
+create trigger b_guard before insert or update on relay.remote_job
   for each row execute function relay.guard_remote_job();
 alter table relay.remote_job enable always trigger b_guard;
 

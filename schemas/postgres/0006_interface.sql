@@ -44,7 +44,9 @@ begin
   if $2 is null or $3 is null or $4 is null or $6 is null then
     raise exception 'owner_id, operation_key, payload and max_cost must not be null' using errcode = '22004';
   end if;
-  if round($6, 6) <> $6 then
+  if $6 < 0 or $6 = 'NaN' then
+    raise exception 'max_cost % is not an amount', $6 using errcode = '22003';
+  elsif round($6, 6) <> $6 then
     raise exception 'max_cost % has more than six decimals', $6 using errcode = '22003';
   end if;
   select k.lifecycle into lifecycle from relay.operation_kind k where k.kind = $1;
@@ -180,7 +182,7 @@ grant execute on function relay.now(), relay.context(text)
   to relay_app, relay_replicator, relay_worker, relay_operator, relay_reader;
 
 grant select on all tables in schema relay to relay_worker, relay_operator, relay_reader;
-grant select on relay.operation, relay.journal, relay.output, relay.allowance to relay_app;
+grant select on relay.operation, relay.journal, relay.output, relay.allowance, relay.operation_kind to relay_app;
 grant execute on function relay.prepare_operation, relay.request_cancel to relay_app, relay_operator;
 
 grant update (phase, phase_reason, job_id, claim_token, claimed_by, lease_expires_at, not_before, next_action_at,
