@@ -1,0 +1,163 @@
+"""The whole system as real processes: init, relay, dispatch, collect, deliver, schedule, and the simulator.
+
+Each process has the login that its role needs. A test arms failpoints for one process, kills, starts again,
+and compares database, topics and the simulator's truth.
+"""
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final, LiteralString
+from uuid import UUID
+
+import httpx
+import psycopg
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from fix_kafka import Kafka
+from fix_postgres import Database
+from fix_process import Process, RunProcess
+from fix_waiting import eventually
+from relay.outbox.intent import Intent, prepare
+
+OWNER: Final = "studio"
+_LOGINS: Final = {
+    "run": "relay_replicator",
+    "dispatch": "relay_worker",
+    "collect": "relay_worker",
+    "deliver": "relay_worker",
+    "schedule": "relay_worker",
+}
+
+
+class System:
+    """Processes by the name of their command or consumer."""
+
+    def __init__(
+        self, database: Database, kafka: Kafka, prefix: str, folder: Path, run_process: RunProcess
+    ) -> None:
+        self.database = database
+        self.kafka = kafka
+        self.prefix = prefix
+        self.folder = folder
+        self.outputs = folder / "outputs"
+        self.processes: dict[str, Process] = {}
+        self._run_process = run_process
+        simulator = run_process(["simulate-provider", "--seed", "1"], wait_for="listening on http")
+        self.simulator_url = simulator.wait_for(r"http://\S+")
+        self.owner: psycopg.Connection[Any] = database.connect()
+
+    def environment(self, login: str | None = None) -> dict[str, str]:
+        """For a child; without a login it is the database's owner."""
+        return {
+            "RELAY_DATABASE_URL": self.database.url_as(login) if login else self.database.url,
+            "RELAY_KAFKA_BOOTSTRAP": self.kafka.bootstrap,
+            "RELAY_TOPIC_PREFIX": self.prefix,
+            "RELAY_SLOT": f"slot_{self.database.name}",
+            "RELAY_DELIVERY": "exactly_once" if self.kafka.real else "at_least_once",
+            "RELAY_TOPIC_PARTITIONS": "4",
+            "RELAY_PROVIDER_SIMULATOR_URL": self.simulator_url,
+            "RELAY_OUTPUTS_URL": self.outputs.as_uri(),
+            "RELAY_SPOOL": str(self.folder / "spool"),
+            "RELAY_CLAIM_LEASE_S": "5",
+            "RELAY_SCHEDULE_EVERY_S": "0.2",
+            "RELAY_LOG_FORMAT": "json",
+        }
+
+    def init(self) -> None:
+        """`relay init`, and an allowance."""
+        made = self._run_process(["init"], self.environment())
+        assert made.wait() == 0, made.output()
+        self.owner.execute("select relay.set_allowance(%s, 'credit', 1000, 'test')", [OWNER])
+
+    def start(self, *names: str, failpoints: str = "") -> None:
+        """Start (again) the named processes; all but the simulator when none is named."""
+        for name in names or tuple(_LOGINS):
+            environment = self.environment(_LOGINS[name])
+            if failpoints:
+                environment |= {"RELAY_FAILPOINTS": failpoints, "RELAY_ALLOW_FAILPOINTS": "1"}
+            args = [name] if name in {"run", "schedule"} else ["consume", name]
+            self.processes[name] = self._run_process(args, environment)
+
+    def stop(self, *names: str) -> None:
+        for name in names:
+            process = self.processes.pop(name)
+            assert process.stop() == 0, process.output()
+
+    def wait_for_kill(self, name: str, failpoint: str) -> None:
+        """Wait until the failpoint has killed the process."""
+        process = self.processes.pop(name)
+        process.wait_for(f"failpoint {failpoint} kill")
+        assert process.wait() == -9, process.output()
+
+    def forget_offsets(self, consumer: str) -> None:
+        """Replay: the group, which must be stopped, begins again at offset 0."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
+        group = f"{self.prefix}.{consumer}"
+
+        def deleted() -> bool:
+            try:
+                admin.delete_consumer_groups([group])[group].result()
+            except KafkaException as error:
+                # The coordinator may take a moment to see that the last member left.
+                if error.args[0].code() == KafkaError.NON_EMPTY_GROUP:
+                    return False
+                raise
+            return True
+
+        eventually(deleted, f"the group {group} is deleted")
+
+    def approve(self, connection: psycopg.Connection[Any] | None = None, key: str = "frame-1") -> UUID:
+        """Prepare one operation in `connection`'s transaction, or in one of its own."""
+        intent = Intent("generation", OWNER, key, {"prompt": "a lighthouse"}, "simulator", Decimal(5))
+        return prepare(connection or self.owner, intent).operation_id
+
+    def one(self, query: LiteralString, *parameters: object) -> Any:
+        row = self.owner.execute(query, parameters).fetchone()
+        return row[0] if row is not None and len(row) == 1 else row
+
+    def phase(self, operation_id: UUID) -> str:
+        return str(self.one("select phase from relay.operation where operation_id = %s", operation_id))
+
+    def wait_for_phase(self, operation_id: UUID, phase: str) -> None:
+        def there() -> bool:
+            self._all_alive()
+            return self.phase(operation_id) == phase
+
+        eventually(there, f"operation {operation_id} is {phase}")
+
+    def wait_until(self, look: Callable[[], bool], what: str) -> None:
+        def seen() -> bool:
+            self._all_alive()
+            return look()
+
+        eventually(seen, what)
+
+    def truth(self) -> dict[str, Any]:
+        """What the provider knows."""
+        answer: dict[str, Any] = httpx.get(f"{self.simulator_url}/_truth", trust_env=False).json()
+        return answer
+
+    def posts(self, operation_id: UUID) -> int:
+        return sum(post["reference"] == str(operation_id) for post in self.truth()["posts"])
+
+    def _all_alive(self) -> None:
+        for name, process in self.processes.items():
+            assert process.running, f"{name} ended:\n{process.output()}"
+
+
+@pytest.fixture
+def system(
+    database: Database, kafka: Kafka, topic_prefix: str, tmp_path: Path, run_process: RunProcess
+) -> Iterator[System]:
+    """Initialised, with nothing started but the simulator."""
+    made = System(database, kafka, topic_prefix, tmp_path, run_process)
+    try:
+        made.init()
+        yield made
+    finally:
+        for process in made.processes.values():
+            process.kill()
+        made.owner.close()
