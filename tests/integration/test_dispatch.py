@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 from typing import LiteralString
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import psycopg
@@ -14,6 +15,7 @@ from consumers.providers.outcome import Submission
 from consumers.providers.simulator_world import Fault, Plan
 from fix_dispatch import Dispatching
 from relay.errors import Unavailable
+from syscalls import Call, recorded
 
 pytestmark = pytest.mark.anyio
 
@@ -335,3 +337,24 @@ async def _leave_sending(dispatching: Dispatching, dispatcher: Dispatch, operati
     dispatcher._spool.sending(str(token), str(operation))
     await dispatcher.close()
     return token
+
+
+async def test_the_spools_entry_is_on_the_disk_before_the_first_byte_and_the_answer_before_it_is_applied(
+    dispatching: Dispatching,
+) -> None:
+    operation = dispatching.prepared()
+    dispatcher = await dispatching.dispatcher()
+    provider = urlsplit(dispatching.simulator.url).netloc
+    with recorded() as calls:
+        await dispatching.dispatch(dispatcher, operation)
+
+    (attempt,) = dispatching.all("select attempt_id, spool from relay.attempt where action = 'submit'")
+    entry, folder = f"{attempt[1]}/{attempt[0]}.jsonl", str(attempt[1])
+    order = [
+        "send" if call.name == "send" else call.target
+        for call in calls
+        if call.name == "fsync" or call == Call("send", provider)
+    ]
+    first_byte = order.index("send")
+    assert order[:first_byte] == [entry, folder]
+    assert entry in order[first_byte:]
