@@ -164,7 +164,7 @@ def _bounds(properties: Mapping[str, str], name: str) -> tuple[int, int]:
         if known is None or known.error is not None or PARTITION not in known.partitions:
             return 0, 0
         offsets = []
-        specs: tuple[OffsetSpec, ...] = (EarliestSpec(), LatestSpec())
+        specs: tuple[OffsetSpec, ...] = (EarliestSpec(), LatestSpec())  # type: ignore[no-untyped-call]
         for spec in specs:
             asked = admin.list_offsets(
                 {TopicPartition(name, PARTITION): spec},

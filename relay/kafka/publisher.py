@@ -4,10 +4,11 @@ It never repeats a record of its own accord: after an abort or a fatal error it 
 is read from the WAL again. `produce` and `poll` belong to the relay's thread, `commit` to the one that waits.
 """
 
+import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -59,9 +60,14 @@ class RecordRefused(Exception):
 
 
 class Publisher(ABC):
-    """One producer's life. Whatever it raises, discard it."""
+    """One producer's life. Whatever it raises, discard it.
 
-    def __init__(self, properties: Mapping[str, str], *, prefix: str, relay_id: uuid.UUID) -> None:
+    `batch_bytes` is the smallest `max.message.bytes` of its topics: the broker measures whole batches by it.
+    """
+
+    def __init__(
+        self, properties: Mapping[str, str], *, prefix: str, relay_id: uuid.UUID, batch_bytes: int
+    ) -> None:
         self._refused: str | None = None
         self._failed: KafkaError | None = None
         self._checkpoint_topic = checkpoints.topic(prefix, relay_id)
@@ -69,7 +75,7 @@ class Publisher(ABC):
         self._producer = Producer(
             {
                 "queue.buffering.max.messages": 0,  # bounded in bytes, by the relay
-                "batch.size": _BATCH_BYTES,
+                "batch.size": min(batch_bytes, _BATCH_BYTES),
                 "message.max.bytes": _MESSAGE_MAX_BYTES,
                 **properties,
                 # Not for anybody to change: promises P3 and P4 rest on them.
@@ -78,7 +84,8 @@ class Publisher(ABC):
                 "partitioner": "murmur2_random",
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_delivery,
-            }
+            },
+            logger=logging.getLogger("relay.librdkafka"),
         )
         self._send: Callable[..., None] = self._producer.produce
 
@@ -97,18 +104,19 @@ class Publisher(ABC):
         Raises RecordRefused, Fenced or Unavailable.
         """
 
-    def produce(self, record: Record) -> None:
-        """Hand one record to librdkafka. Raises RecordRefused or Unavailable."""
-        topic, value, key, headers, timestamp_ms = record
-        while True:
-            try:
-                self._send(topic, value, key, headers=headers, timestamp=timestamp_ms)
-            except BufferError:
-                self._producer.poll(_QUEUE_FULL_WAIT_S)
-            except KafkaException as error:
-                raise self._classified(error) from error
-            else:
-                return
+    def produce(self, records: Sequence[Record]) -> None:
+        """Hand records to librdkafka, in order. Raises RecordRefused, Fenced or Unavailable."""
+        send = self._send
+        try:
+            for topic, value, key, headers, timestamp_ms in records:
+                while True:
+                    try:
+                        send(topic, value, key, headers=headers, timestamp=timestamp_ms)
+                        break
+                    except BufferError:
+                        self._producer.poll(_QUEUE_FULL_WAIT_S)
+        except KafkaException as error:
+            raise self._classified(error) from error
 
     def poll(self) -> None:
         """Serve librdkafka's callbacks, at once."""
@@ -158,12 +166,14 @@ class Publisher(ABC):
 class Transactional(Publisher):
     """Exactly once for `read_committed` readers (KIP-98)."""
 
-    def __init__(self, properties: Mapping[str, str], *, prefix: str, relay_id: uuid.UUID) -> None:
+    def __init__(
+        self, properties: Mapping[str, str], *, prefix: str, relay_id: uuid.UUID, batch_bytes: int
+    ) -> None:
         own = {
             "transactional.id": f"{prefix}.relay.{relay_id}",
             "transaction.timeout.ms": str(TRANSACTION_TIMEOUT_MS),
         }
-        super().__init__({**properties, **own}, prefix=prefix, relay_id=relay_id)
+        super().__init__({**properties, **own}, prefix=prefix, relay_id=relay_id, batch_bytes=batch_bytes)
 
     def start(self) -> None:
         try:

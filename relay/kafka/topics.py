@@ -111,7 +111,7 @@ class Topics:
             metadata = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
             raise Unavailable(f"Kafka doesn't answer: {error}.") from error
-        return (metadata.cluster_id or "").startswith(_EMBEDDED_CLUSTER)
+        return str(metadata.cluster_id).startswith(_EMBEDDED_CLUSTER)
 
     def _existing(self, names: list[str]) -> dict[str, Identity]:
         found: dict[str, Identity] = {}

@@ -46,6 +46,7 @@ class Schemas(Protocol):
 
     def encoder(self, event_type: str, schema_version: int) -> Encode: ...
     def latest(self, event_type: str) -> int: ...
+    def event_types(self) -> tuple[str, ...]: ...
 
 
 class BadEvent(Exception):
@@ -294,6 +295,17 @@ _PARTS: Final = (
     "headers",
     "occurred_at",
 )
+
+
+def topics_from_start(
+    mapping: OutboxMapping, schemas: Schemas, topic_prefix: str, one_topic: str | None
+) -> list[str]:
+    """The topics that are known before the first event; others are met on the way."""
+    if one_topic is not None:
+        return [one_topic]
+    if mapping.columns.route is not None:
+        return []
+    return [f"{topic_prefix}.{event_type}" for event_type in schemas.event_types()]
 
 
 def dead_letter_topic(prefix: str) -> str:

@@ -308,6 +308,53 @@ def read_published(
     return Published(**cast(dict[str, Any], row))
 
 
+def read_flush_lsn(connection: psycopg.Connection[Any]) -> int:
+    return parse_lsn(_one(connection, "select pg_current_wal_flush_lsn()::text")[0])
+
+
+def is_standby(connection: psycopg.Connection[Any]) -> bool:
+    return bool(_one(connection, "select pg_is_in_recovery()")[0])
+
+
+def read_database(connection: psycopg.Connection[Any]) -> str:
+    return str(_one(connection, "select current_database()")[0])
+
+
+def read_standby_names(connection: psycopg.Connection[Any]) -> str:
+    return str(_one(connection, "select current_setting('synchronous_standby_names')")[0])
+
+
+def read_newest_seq(connection: psycopg.Connection[Any], mapping: OutboxMapping) -> int:
+    """The highest `seq` that is visible; 0 in an empty table, or in one without `seq`."""
+    if mapping.columns.seq is None:
+        return 0
+    query = sql.SQL("select coalesce(max({}), 0) from {}").format(
+        sql.Identifier(mapping.columns.seq), sql.Identifier(mapping.schema, mapping.table)
+    )
+    row = connection.execute(query).fetchone()
+    return int(row[0]) if row else 0
+
+
+def read_insert_lsn(connection: psycopg.Connection[Any]) -> int:
+    """Where the next WAL record goes: whatever is visible was committed below it."""
+    return parse_lsn(_one(connection, "select pg_current_wal_insert_lsn()::text")[0])
+
+
+def has_event(connection: psycopg.Connection[Any], mapping: OutboxMapping, event_id: str) -> bool:
+    query = sql.SQL("select exists (select from {} where {} = %s)").format(
+        sql.Identifier(mapping.schema, mapping.table), sql.Identifier(mapping.columns.event_id)
+    )
+    row = connection.execute(query, [event_id]).fetchone()
+    return bool(row and row[0])
+
+
+def count_parked(connection: psycopg.Connection[Any], relay_id: uuid.UUID) -> int:
+    """Events that could not be sent and that nobody has dealt with yet."""
+    query = "select count(*) from relay.parked_event where relay_id = %s and state = 'parked'"
+    row = connection.execute(query, [relay_id]).fetchone()
+    return int(row[0]) if row else 0
+
+
 def write_verified(
     connection: psycopg.Connection[Any], relay_id: uuid.UUID, *, system_identifier: str, timeline: int
 ) -> None:

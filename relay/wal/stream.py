@@ -85,6 +85,11 @@ class ReplicationStream:
         return self._pg.socket
 
     @property
+    def backend_pid(self) -> int:
+        """The walsender's process id on the server."""
+        return self._pg.backend_pid
+
+    @property
     def unflushed(self) -> bool:
         """Feedback waits until the socket takes it: call `flush` when it is writable."""
         return self._unflushed

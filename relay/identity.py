@@ -1,0 +1,215 @@
+"""Whether the source is what Kafka's checkpoint says it was, before anything is skipped or confirmed.
+
+A pure decision over what was read elsewhere. It fails closed: what it can't explain stops the relay.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from relay.errors import (
+    CheckpointMissing,
+    LogLost,
+    OtherCluster,
+    PhantomEvents,
+    Repairing,
+    Rewound,
+    SynchronousStandbyName,
+    UsageError,
+)
+from relay.kafka.checkpoint import Checkpoint
+from relay.outbox.mapping import OutboxMapping
+from relay.wal.lsn import format_lsn
+from relay.wal.slot import Published, Slot, SourceIdentity, require_published, require_usable
+
+_REPAIR: Final = "`relay outbox repair` compares outbox and Kafka and publishes what is missing."
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an ordinary connection says, before replication starts."""
+
+    recorded: SourceIdentity | None
+    slot: Slot | None
+    published: Published
+    database: str
+    synchronous_standby_names: str
+    flush_lsn: int
+    """How far the server's WAL is flushed, now."""
+    newest_seq: int
+    """`max(seq)` of the outbox now; 0 where the table is empty or has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What IDENTIFY_SYSTEM says on the replication connection, and the history of its timeline."""
+
+    system_identifier: str
+    timeline: int
+    flush_lsn: int
+    """Read after the slot was taken: an earlier one may be below what the relay before us published."""
+    switch_lsn: int | None
+    """Where the recorded timeline ended; None when it is the current one, or unknown to the history."""
+
+
+def application_name(slot: str) -> str:
+    """What our replication connection calls itself."""
+    return f"outbox-relay-{slot}"
+
+
+def may_start(
+    source: Source, *, slot_name: str, publication: str, mapping: OutboxMapping
+) -> tuple[SourceIdentity, Slot]:
+    """What can be decided before the slot is taken and Kafka is touched.
+
+    Raises UsageError where `relay init` never ran, Repairing, LogLost, OutboxAltered, SynchronousStandbyName.
+    """
+    recorded, slot = source.recorded, source.slot
+    if recorded is None:
+        raise UsageError(
+            f"No relay is known for the replication slot {slot_name}.",
+            remedy="Run `relay init` once against this database.",
+        )
+    if recorded.state == "repairing":
+        raise Repairing(
+            f"A repair of relay {recorded.relay_id} is under way, or was interrupted.",
+            meaning="Until it ends, nobody may publish from this outbox.",
+            remedy="Let `relay outbox repair` finish, or run it again: it starts from the beginning.",
+        )
+    if slot is None or slot.wal_status == "lost" or slot.confirmed_flush is None:
+        raise LogLost(
+            f"The replication slot {slot_name} is {'gone' if slot is None else 'lost (wal_status = lost)'}.",
+            meaning="What was committed since its last confirmed position may be gone from the WAL.",
+            remedy=_REPAIR,
+        )
+    require_usable(slot, source.database)
+    require_published(source.published, publication, mapping)
+    refuse_standby_name(source.synchronous_standby_names, slot_name)
+    if (recorded.publication, recorded.outbox_table) != (publication, mapping.qualified_name):
+        raise UsageError(
+            f"Relay {recorded.relay_id} was made for {recorded.outbox_table} and publication "
+            f"{recorded.publication}, and the settings name {mapping.qualified_name} and {publication}.",
+            remedy="Set RELAY_OUTBOX_TABLE and RELAY_PUBLICATION back, or RELAY_SLOT to the other relay's.",
+        )
+    return recorded, slot
+
+
+def refuse_standby_name(setting: str, slot_name: str) -> None:
+    """Raises SynchronousStandbyName when `synchronous_standby_names` could take the relay for a standby."""
+    name = application_name(slot_name)
+    if could_match(setting, name):
+        raise SynchronousStandbyName(
+            f"synchronous_standby_names = {setting!r} matches {name}, the relay's connection.",
+            meaning="Postgres would take the relay for a standby: commits would wait until Kafka has them.",
+            remedy="Name the real standbys there instead of `*`, then reload Postgres.",
+        )
+
+
+def could_match(setting: str, name: str) -> bool:
+    """Whether `name` is, or `*` is, in a value of `synchronous_standby_names` (Postgres 18, 19.6.2)."""
+    body = re.sub(r"^\s*(?:(?:FIRST|ANY)\s+)?\d+\s*\(", "", setting, flags=re.IGNORECASE)
+    names = re.findall(r'"((?:[^"]|"")*)"|([^\s,()"]+)', body)
+    return any(bare == "*" or (quoted or bare).lower() == name.lower() for quoted, bare in names)
+
+
+def decide(
+    recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Checkpoint | None, *, newest_seq: int
+) -> Checkpoint:
+    """The checkpoint to go on from; the first one when the relay is new.
+
+    Raises OtherCluster, PhantomEvents, Rewound or CheckpointMissing (design: fail closed).
+    """
+    flush = slot.confirmed_flush or 0
+    if server.system_identifier != recorded.system_identifier:
+        raise _other_cluster(recorded.system_identifier, server.system_identifier)
+    if checkpoint is None:
+        if recorded.state == "new" and flush == recorded.consistent_point:
+            return _first(recorded, server, newest_seq)
+        raise CheckpointMissing(
+            "Kafka has no checkpoint of this relay"
+            + (f", and it has run before (state {recorded.state})." if recorded.state != "new" else "."),
+            meaning=f"The slot stands at {format_lsn(flush)}; what Kafka has up to there is unknown, so "
+            "events could be missing or published twice.",
+            remedy=f"If this is the wrong Kafka or prefix, correct the setting. Else {_REPAIR}",
+        )
+    if checkpoint.system_identifier != server.system_identifier:
+        raise _other_cluster(checkpoint.system_identifier, server.system_identifier)
+    if checkpoint.epoch != recorded.epoch:
+        raise CheckpointMissing(
+            f"Kafka's checkpoint is of epoch {checkpoint.epoch}, and Postgres is in epoch {recorded.epoch}.",
+            meaning="One of them was restored or repaired without the other.",
+            remedy=_REPAIR,
+        )
+    if checkpoint.timeline != server.timeline:
+        checkpoint = _after_promotion(checkpoint, server)
+    elif server.flush_lsn < max(checkpoint.commit_lsn, checkpoint.confirmed_lsn):
+        raise _rewound(
+            f"the server has flushed up to {format_lsn(server.flush_lsn)} only, and Kafka has events up to "
+            f"{format_lsn(checkpoint.commit_lsn)}"
+        )
+    if flush > checkpoint.confirmed_lsn:
+        raise CheckpointMissing(
+            f"The slot stands at {format_lsn(flush)}, above the {format_lsn(checkpoint.confirmed_lsn)} that "
+            "the checkpoint allowed.",
+            meaning="Somebody made the slot anew or advanced it; events in between may be in no Kafka.",
+            remedy=_REPAIR,
+        )
+    return checkpoint
+
+
+def require_event(checkpoint: Checkpoint, *, kept: bool) -> None:
+    """Raises Rewound when the checkpoint's event is gone from an outbox that keeps its rows."""
+    if checkpoint.event_id is not None and not kept:
+        raise _rewound(f"the last event that Kafka has, {checkpoint.event_id}, is not in the outbox")
+
+
+def _first(recorded: SourceIdentity, server: Server, newest_seq: int) -> Checkpoint:
+    return Checkpoint(
+        epoch=recorded.epoch,
+        system_identifier=server.system_identifier,
+        timeline=server.timeline,
+        commit_lsn=0,
+        index=-1,
+        event_id=None,
+        # Rows from before the slot never come by; counting from here on misses none that does.
+        seq=newest_seq,
+        confirmed_lsn=recorded.consistent_point,
+    )
+
+
+def _after_promotion(checkpoint: Checkpoint, server: Server) -> Checkpoint:
+    if server.switch_lsn is None:
+        raise _rewound(
+            f"it is on timeline {server.timeline}, whose history has no timeline {checkpoint.timeline}"
+        )
+    if checkpoint.commit_lsn >= server.switch_lsn:
+        raise PhantomEvents(
+            f"The promotion at {format_lsn(server.switch_lsn)} lost transactions whose events Kafka has: the "
+            f"last one is {checkpoint.event_id}, committed at {format_lsn(checkpoint.commit_lsn)}.",
+            meaning="Consumers have acted on events that no longer exist in Postgres.",
+            remedy="Reconcile those operations, then `relay init --accept-rewind`.",
+        )
+    return msgspec.structs.replace(
+        checkpoint,
+        timeline=server.timeline,
+        confirmed_lsn=min(checkpoint.confirmed_lsn, server.switch_lsn),
+    )
+
+
+def _other_cluster(was: str, now: str) -> OtherCluster:
+    return OtherCluster(
+        f"This is the Postgres cluster {now}, and the relay was made for {was}.",
+        meaning="Its WAL positions mean nothing here, so neither skipping nor confirming would be right.",
+        remedy="Point RELAY_DATABASE_URL at the right cluster; after a drained pg_upgrade, "
+        "`relay init --accept-upgrade`.",
+    )
+
+
+def _rewound(what: str) -> Rewound:
+    return Rewound(
+        f"The database is behind Kafka: {what}.",
+        meaning="It was restored or rewound; consumers have acted on events that it doesn't have.",
+        remedy="Reconcile those operations, then `relay init --accept-rewind`.",
+    )

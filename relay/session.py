@@ -1,0 +1,344 @@
+"""One life of the replication connection and the producer together: taken up in the one order that is safe.
+
+Whatever breaks either discards both, and the next session goes on from the checkpoint. The order is never
+changed: slot, feedback, `init_transactions`, checkpoint, identity, and only then the first record.
+"""
+
+import random
+import selectors
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+import structlog
+
+from relay import failpoints, identity, metrics
+from relay.errors import Unavailable
+from relay.intake import Position
+from relay.kafka import checkpoint as checkpoints
+from relay.kafka.checkpoint import Checkpoint
+from relay.kafka.publisher import Acknowledged, Publisher, Transactional
+from relay.kafka.topics import Topics
+from relay.outbox.event import Schemas, dead_letter_topic, topics_from_start
+from relay.outbox.mapping import OutboxMapping
+from relay.settings import Settings
+from relay.waking import Stopping, Waker
+from relay.wal import slot as slots
+from relay.wal.lsn import format_lsn
+from relay.wal.ordinary import Connection, OrdinaryConnection
+from relay.wal.slot import Slot, SourceIdentity
+from relay.wal.stream import ReplicationStream, SlotActive, System
+
+T = TypeVar("T")
+
+STANDBY_LOOK_EVERY_S: Final = 0.5
+BACKOFF_FIRST_S: Final = 0.2
+BACKOFF_MOST_S: Final = 5.0
+_WAIT_MOST_S: Final = 1.0
+
+log = structlog.get_logger("relay")
+
+
+class StartOver(Exception):
+    """This session is over; the next one goes on from the checkpoint."""
+
+
+class Stopped(Exception):
+    """A clean stop was asked for while there was nothing to drain."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What outlives a session."""
+
+    refused: dict[Position, str] = field(default_factory=dict)
+    """Records that the broker refused, with its reason: parked when they come again."""
+    one_by_one_until: Position = (0, -1)
+    """Up to here each event has a commit of its own, so that the refused one can be told."""
+    progressed: bool = False
+    """Whether the last session confirmed anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A session that may publish: everything was checked, `checkpoint` is where it goes on."""
+
+    recorded: SourceIdentity
+    checkpoint: Checkpoint
+    confirmed_flush: int
+    stream: ReplicationStream
+    publisher: Publisher
+
+
+class Session:
+    """`start`, then use; `close` always follows. One thread calls everything here."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        mapping: OutboxMapping,
+        schemas: Schemas,
+        stopping: Stopping,
+        waker: Waker,
+        memory: Memory,
+    ) -> None:
+        self.settings = settings
+        self.mapping = mapping
+        self.schemas = schemas
+        self.stopping = stopping
+        self.waker = waker
+        self.memory = memory
+        self.ordinary = OrdinaryConnection(
+            settings.require_database(), f"{identity.application_name(settings.slot)}-sql", waker.wake
+        )
+        self.topics = Topics(
+            settings.require_kafka(),
+            partitions=settings.topic_partitions,
+            replication=settings.topic_replication,
+        )
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(waker.fileno, selectors.EVENT_READ)
+        self._watched = 0
+        self._connection: ReplicationStream | None = None
+        self._stream: ReplicationStream | None = None  # once COPY runs
+        self._publisher: Publisher | None = None
+
+    def start(self) -> Started:
+        """Take the slot, then Kafka, and see that the source is what it was.
+
+        Raises Stop or UsageError when a person is needed, Unavailable when a server is away, Stopped.
+        """
+        recorded, _ = self._admitted(self.ask(self._read_source))
+        stream = self._connection = ReplicationStream(
+            self.settings.require_database(),
+            identity.application_name(self.settings.slot),
+            log.warning,
+        )
+        system = stream.identify()
+        switch_lsn = stream.switch_lsn(recorded.timeline, system.timeline)
+        self._take_slot(stream)
+        self._stream = stream
+        self.watch_stream(reading=False)
+        # Read again: while this was a standby, the relay before it may have moved everything.
+        source = self.ask(self._read_source)
+        recorded, slot = self._admitted(source)
+        if slot.active_pid != stream.backend_pid:
+            raise Unavailable("The two connections reached different Postgres servers; one is a standby.")
+        server = identity.Server(system.system_identifier, system.timeline, source.flush_lsn, switch_lsn)
+        publisher = self.aside(partial(self._open_kafka, recorded), "kafka-start")
+        self._publisher = publisher
+        found = self.aside(partial(self._read_checkpoint, recorded), "checkpoint-reader")
+        checkpoint = identity.decide(recorded, slot, server, found, newest_seq=source.newest_seq)
+        self._require_event(checkpoint)
+        if found is None:
+            self.aside(partial(_write_first, publisher, checkpoint), "first-checkpoint")
+        self.ask(partial(_write_verified, recorded, system))
+        metrics.ACTIVE.set(1)
+        log.info(
+            "active",
+            relay_id=str(recorded.relay_id),
+            slot=self.settings.slot,
+            epoch=checkpoint.epoch,
+            from_lsn=format_lsn(checkpoint.confirmed_lsn),
+            delivery=self.settings.delivery,
+        )
+        return Started(recorded, checkpoint, slot.confirmed_flush or 0, stream, publisher)
+
+    def close(self) -> None:
+        """Let go of the slot first, so that a standby can take over while the rest ends."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._publisher is not None:
+            self._publisher.discard()
+        self.ordinary.close()
+        self._selector.close()
+
+    def ask(self, question: Callable[[Connection], T], *, interruptible: bool = True) -> T:
+        """Ask on the ordinary connection and wait, with feedback going on. Raises Unavailable or Stopped."""
+        return self.wait_for(self.ordinary.ask(question), interruptible=interruptible)
+
+    def aside(self, work: Callable[[], T], name: str, *, interruptible: bool = True) -> T:
+        """Let another thread do `work`, which may block, and wait with feedback going on."""
+        return self.wait_for(self.waker.run_aside(work, name), interruptible=interruptible)
+
+    def wait_for(self, future: "Future[T]", *, interruptible: bool = True) -> T:
+        """The future's result; meanwhile nothing is read and feedback confirms nothing new."""
+        self.watch_stream(reading=False)
+        while not future.done():
+            if interruptible and self.stopping.asked():
+                raise Stopped
+            timeout_s = _WAIT_MOST_S
+            if self._stream is not None:
+                self._stream.tend(reading=False)
+                timeout_s = min(timeout_s, self._stream.due_in_s())
+            self.wait(timeout_s)
+        return future.result()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until the stream has something, somebody wakes us, or the time is up."""
+        for key, _ in self._selector.select(max(0.0, timeout_s)):
+            if key.fd == self.waker.fileno:
+                self.waker.clear()
+        if self._stream is not None and self._stream.unflushed:
+            self._stream.flush()
+
+    def watch_stream(self, *, reading: bool) -> None:
+        """Whether `wait` ends when the server has sent something; always when feedback can go out."""
+        if self._stream is None:
+            return
+        events = selectors.EVENT_READ if reading else 0
+        if self._stream.unflushed:
+            events |= selectors.EVENT_WRITE
+        if events == self._watched:
+            return
+        if not self._watched:
+            self._selector.register(self._stream.fileno, events)
+        elif not events:
+            self._selector.unregister(self._stream.fileno)
+        else:
+            self._selector.modify(self._stream.fileno, events)
+        self._watched = events
+
+    def _admitted(self, source: identity.Source) -> tuple[SourceIdentity, Slot]:
+        return identity.may_start(
+            source,
+            slot_name=self.settings.slot,
+            publication=self.settings.publication,
+            mapping=self.mapping,
+        )
+
+    def _read_source(self, connection: Connection) -> identity.Source:
+        if slots.is_standby(connection):
+            raise Unavailable("This Postgres is a standby; set target_session_attrs=read-write in the URL.")
+        return identity.Source(
+            recorded=slots.read_identity(connection, self.settings.slot),
+            slot=slots.read_slot(connection, self.settings.slot),
+            published=slots.read_published(connection, self.settings.publication, self.mapping),
+            database=slots.read_database(connection),
+            synchronous_standby_names=slots.read_standby_names(connection),
+            flush_lsn=slots.read_flush_lsn(connection),
+            newest_seq=slots.read_newest_seq(connection, self.mapping),
+        )
+
+    def _take_slot(self, stream: ReplicationStream) -> None:
+        """START_REPLICATION; while another relay has the slot, wait and touch Kafka not at all."""
+        announced = False
+        while True:
+            try:
+                stream.start(self.settings.slot, self.settings.publication)
+            except SlotActive as active:
+                if not announced:
+                    log.info("standby", slot=self.settings.slot, reason=str(active))
+                    announced = True
+                while self.ask(partial(_slot_is_active, self.settings.slot)):
+                    self._sleep(STANDBY_LOOK_EVERY_S)
+            else:
+                return
+
+    def _sleep(self, seconds: float) -> None:
+        sleep(self.waker, self.stopping, seconds)
+        if self.stopping.asked():
+            raise Stopped
+
+    def _open_kafka(self, recorded: SourceIdentity) -> Publisher:
+        settings = self.settings
+        prefix = settings.topic_prefix
+        self.topics.ensure(
+            [
+                *topics_from_start(self.mapping, self.schemas, prefix, settings.topic),
+                dead_letter_topic(prefix),
+            ],
+            checkpoint=checkpoints.topic(prefix, recorded.relay_id),
+            dead_letters=dead_letter_topic(prefix),
+        )
+        make = Transactional if settings.delivery == "exactly_once" else Acknowledged
+        publisher = make(
+            settings.require_kafka(),
+            prefix=prefix,
+            relay_id=recorded.relay_id,
+            batch_bytes=self.topics.smallest_limit_bytes(),
+        )
+        publisher.start()
+        if self.topics.embedded and settings.delivery == "exactly_once":
+            log.warning("the embedded broker shows uncommitted records to everybody: this isn't exactly once")
+        return publisher
+
+    def _read_checkpoint(self, recorded: SourceIdentity) -> Checkpoint | None:
+        return checkpoints.read(self.settings.require_kafka(), self.settings.topic_prefix, recorded.relay_id)
+
+    def _require_event(self, checkpoint: Checkpoint) -> None:
+        """Where rows are kept, the last event that Kafka has must still be there."""
+        event_id = checkpoint.event_id
+        if self.mapping.rows_kept and event_id is not None:
+            kept = self.ask(partial(slots.has_event, mapping=self.mapping, event_id=event_id))
+            identity.require_event(checkpoint, kept=kept)
+
+
+def sleep(waker: Waker, stopping: Stopping, seconds: float) -> None:
+    """Sleep, but not through a stop."""
+    until = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(waker.fileno, selectors.EVENT_READ)
+        while not stopping.asked() and (left := until - time.monotonic()) > 0:
+            selector.select(left)
+            waker.clear()
+
+
+def repeat(
+    session: Callable[[Memory], Session],
+    relay: Callable[[Session, Started], None],
+    stopping: Stopping,
+    waker: Waker,
+) -> None:
+    """Session after session until a clean stop. Servers that are away are waited for as long as it takes.
+
+    Raises Stop or UsageError when a person is needed, Unavailable when a stop couldn't be a clean one.
+    """
+    memory = Memory()
+    pause_s = BACKOFF_FIRST_S
+    while not stopping.asked():
+        memory.progressed = False
+        current = session(memory)
+        relaying = False
+        try:
+            started = current.start()
+            relaying = True
+            relay(current, started)
+        except Stopped:
+            return
+        except (Unavailable, StartOver, failpoints.FailpointReached) as error:
+            if stopping.asked() and relaying:
+                raise Unavailable(
+                    f"Stopped before everything that was read was in Kafka: {error}",
+                    meaning="Nothing is lost: the next start reads it again.",
+                ) from error
+            metrics.START_OVERS.inc()
+            log.warning("starting over", reason=str(error))
+        finally:
+            metrics.ACTIVE.set(0)
+            current.close()
+        pause_s = BACKOFF_FIRST_S if memory.progressed else min(pause_s * 2, BACKOFF_MOST_S)
+        # Jitter, so that two relays that lost the same server don't come back in step.
+        sleep(waker, stopping, pause_s * random.uniform(0.5, 1.0))
+
+
+def _slot_is_active(name: str, connection: Connection) -> bool:
+    slot = slots.read_slot(connection, name)
+    return slot is not None and slot.active_pid is not None
+
+
+def _write_first(publisher: Publisher, checkpoint: Checkpoint) -> None:
+    publisher.open()
+    publisher.commit(checkpoint)
+
+
+def _write_verified(recorded: SourceIdentity, system: System, connection: Connection) -> None:
+    slots.write_verified(
+        connection,
+        recorded.relay_id,
+        system_identifier=system.system_identifier,
+        timeline=system.timeline,
+    )
