@@ -93,8 +93,7 @@ class AtWork:
     def cancel(self) -> None:
         """End the call: at once, or when it leaves the outermost `Context.uncancelled`."""
         self.cancelled = True
-        if not self.protected and self.task is not None:
-            self.task.cancel()
+        self._cancel_unless_protected()
 
     def protect(self) -> None:
         self._protected += 1
@@ -102,7 +101,12 @@ class AtWork:
     def unprotect(self) -> None:
         self._protected -= 1
         if self.cancelled:
-            self.cancel()
+            # Not before the handler's next wait: one that has nothing left to do has finished, and counts so.
+            asyncio.get_running_loop().call_soon(self._cancel_unless_protected)
+
+    def _cancel_unless_protected(self) -> None:
+        if not self.protected and self.task is not None:
+            self.task.cancel()
 
 
 @dataclass(frozen=True)
