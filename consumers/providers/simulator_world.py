@@ -67,9 +67,11 @@ OF_SUBMISSIONS: Final = frozenset(Fault) - OF_JOBS - OF_FILES
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What goes wrong, and how fast jobs are. `faults` gives each kind the probability with which a
     submission draws it; a payload may ask for its own: `"simulate": {"fault": "slow_drip"}`, or a list of
-    kinds."""
+    kinds. `assigned` gives a client's reference its kinds: what strikes before a body is read can be told in
+    no other way."""
 
     faults: dict[Fault, Probability] = msgspec.field(default_factory=dict)
+    assigned: dict[str, tuple[Fault, ...]] = msgspec.field(default_factory=dict)
     polls: tuple[Count, Count] = (1, 3)
     """A job is done at the n-th observation, n drawn between these."""
     drip_s: float = 1.0
@@ -130,23 +132,24 @@ class World:
         asked = _asked(body)
         self._seen[who] += 1
         if asked is None:
-            planned = self._planned(who)
-            asked = frozenset() if planned is None else frozenset({planned})
+            asked = self._planned(who)
         return asked if self._seen[who] == 1 else asked - OF_SUBMISSIONS
 
     def refuses_to_read(self, reference: str | None) -> bool:
         """Whether the plan cuts this submission before its body; a payload can't ask for what precedes it."""
         if reference is None or self._seen[reference]:
             return False
-        return self._planned(reference) is Fault.CUT_BEFORE_READING
+        return Fault.CUT_BEFORE_READING in self._planned(reference)
 
-    def _planned(self, who: str) -> Fault | None:
+    def _planned(self, who: str) -> frozenset[Fault]:
+        if who in self.plan.assigned:
+            return frozenset(self.plan.assigned[who])
         draw = random.Random(f"{self.seed}:{who}").random()
         for fault, probability in self.plan.faults.items():
             if draw < probability:
-                return fault
+                return frozenset({fault})
             draw -= probability
-        return None
+        return frozenset()
 
     def posted(self, reference: str | None, body: bytes | None, fault: Fault | None) -> dict[str, Any]:
         """Note a POST; the caller fills in `status` and `job_id` once they are known."""

@@ -275,3 +275,29 @@ def test_the_command_serves_with_a_plan_until_sigterm(tmp_path: Path) -> None:
             assert process.wait(LONG_S) == 0
         finally:
             process.kill()
+
+
+async def test_a_plan_can_assign_faults_to_one_operation_alone(simulator: Simulator) -> None:
+    replanned(simulator.url, {"assigned": {"op-1": ["cut_before_reading"], "op-2": ["job_failed"]}})
+    client = ProviderClient(SIMULATOR, base_url=simulator.url)
+
+    async def plain(operation: str) -> Submission:
+        request = render_submit(
+            SIMULATOR,
+            simulator.url,
+            operation_id=operation,
+            payload=b'{"prompt": "a boat"}',
+            secret=None,
+            idempotency_key=None,
+        )
+        answer = await client.submit(request, before_first_byte=recorded, deadline=time.monotonic() + LONG_S)
+        return classify_submission(SIMULATOR, answer)
+
+    assert (await plain("op-1")).verdict == "unknown"
+    failing = await plain("op-2")
+    assert failing.job_id is not None
+    assert (await finished(simulator, failing.job_id)).state == "failed"
+    assert (await plain("op-3")).verdict == "accepted"
+    truth = simulator.truth()
+    assert truth["faults"] == {"cut_before_reading": 1, "job_failed": 1}
+    assert [post["body_sha256"] is None for post in truth["posts"]] == [True, False, False]
