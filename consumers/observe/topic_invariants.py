@@ -102,11 +102,11 @@ def order_per_operation(snapshot: Snapshot) -> Verdict:
     journal = grouped(snapshot.tables.journal, lambda entry: entry.operation_id)
     for operation in snapshot.tables.operations:
         wanted = list(range(1, operation.version + 1))
-        told = versions.get(str(operation.operation_id), [])
-        if told != wanted:
+        arrived = versions.get(str(operation.operation_id), [])
+        if arrived != wanted:
             wrong.append(
                 f"operation {operation.operation_id} is at version {operation.version}, and"
-                f" {TRANSITIONS} tells {told}"
+                f" {TRANSITIONS} tells {arrived}"
             )
         written = [entry.version for entry in journal.get(operation.operation_id, [])]
         if written != wanted:
