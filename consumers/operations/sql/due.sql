@@ -1,0 +1,125 @@
+-- relay.now() is volatile, and stands in a subquery wherever an index on a time should serve.
+
+-- name: leases_run_out
+select o.operation_id, o.phase, o.claim_token as token, k.lifecycle, o.provider, o.profile_digest
+  from relay.operation o join relay.operation_kind k on k.kind = o.kind
+ where o.lease_expires_at <= (select relay.now())
+ order by o.lease_expires_at limit %(limit)s
+
+-- name: lock_run_out
+-- Somebody at work on the row is faster than we are, or will be.
+select 1 from relay.operation
+ where operation_id = %(operation_id)s and claim_token = %(token)s and phase = %(phase)s
+   and lease_expires_at <= relay.now()
+   for update skip locked
+
+-- name: attempt_unknown
+update relay.attempt
+   set outcome = 'unknown', outcome_reason = %(reason)s, finished_at = coalesce(finished_at, relay.now())
+ where attempt_id = %(attempt_id)s and outcome = 'open'
+
+-- name: lease_expired
+update relay.operation set phase = %(to_phase)s, phase_reason = 'lease_expired'
+ where operation_id = %(operation_id)s and claim_token = %(token)s and phase = %(phase)s
+
+-- name: due
+select operation_id from relay.operation
+ where next_action_at <= (select relay.now()) and phase in ('prepared', 'accepted')
+   and (not_before is null or not_before <= (select relay.now()))
+ order by next_action_at limit %(limit)s
+
+-- name: emit_due
+-- Writing an event moves next_action_at, so that another schedule doesn't find the row again.
+with due as materialized (
+  select operation_id from relay.operation
+   where operation_id = any(%(operation_ids)s)
+     and next_action_at <= relay.now() and phase in ('prepared', 'accepted')
+     and (not_before is null or not_before <= relay.now())
+   order by next_action_at for update skip locked)
+select count(relay.emit(operation_id)) from due
+
+-- name: unpaused
+select o.operation_id
+  from relay.operation o
+  join relay.provider_account a on a.provider = o.provider and a.account = o.account
+ where not o.is_final and o.phase = 'held' and o.phase_reason = 'paused' and a.paused_at is null
+   and o.next_action_at <= (select relay.now())
+ order by o.held_at, o.operation_id limit %(limit)s
+
+-- name: wallets
+-- Owners with something held for their allowance that is due, and what they may still reserve: less what is
+-- prepared and about to be. Null: they have no allowance, or an overrun stopped them.
+select due.owner_id, due.cost_unit,
+       (select a.limit_amount - a.reserved - a.disputed - a.settled from relay.allowance a
+         where a.owner_id = due.owner_id and a.unit = due.cost_unit and not a.overrun)
+       - (select coalesce(sum(p.max_cost), 0) from relay.operation p
+           where not p.is_final and p.phase = 'prepared' and p.owner_id = due.owner_id
+             and p.cost_unit = due.cost_unit and (p.not_before is null or p.not_before <= (select relay.now())))
+  from (select distinct owner_id, cost_unit from relay.operation
+         where not is_final and phase = 'held' and phase_reason = 'allowance' and next_action_at <= (select relay.now())
+         limit %(limit)s) due
+
+-- name: held_for_allowance
+select operation_id, max_cost from relay.operation
+ where not is_final and phase = 'held' and phase_reason = 'allowance'
+   and owner_id = %(owner_id)s and cost_unit = %(unit)s and max_cost <= %(room)s
+ order by held_at, operation_id limit %(limit)s
+
+-- name: lock_held
+select 1 from relay.operation
+ where operation_id = %(operation_id)s and phase = 'held' and phase_reason = %(reason)s
+   for update skip locked
+
+-- name: release
+update relay.operation set phase = 'prepared', phase_reason = 'released', not_before = null
+ where operation_id = %(operation_id)s and phase = 'held' and phase_reason = %(reason)s
+
+-- name: postpone_held
+-- Whatever stays held for a cause that passes by itself is looked at again; the rest has a review.
+with due as materialized (
+  select o.operation_id, k.reemit_after
+    from relay.operation o join relay.operation_kind k on k.kind = o.kind
+   where not o.is_final and o.phase = 'held' and o.phase_reason = %(reason)s and o.next_action_at <= (select relay.now())
+     and (%(owner_id)s::text is null or (o.owner_id = %(owner_id)s and o.cost_unit = %(unit)s))
+     and (%(owner_id)s::text is not null or exists (
+           select 1 from relay.provider_account a
+            where a.provider = o.provider and a.account = o.account and a.paused_at is not null))
+   order by o.next_action_at limit %(limit)s for update of o skip locked)
+update relay.operation o set next_action_at = relay.now() + due.reemit_after
+  from due where o.operation_id = due.operation_id
+
+-- name: abandoned
+-- Open, and no claim's any more. A submission's lease and what may still arrive late are long past.
+select a.attempt_id, a.operation_id, a.action
+  from relay.attempt a join relay.operation o on o.operation_id = a.operation_id
+ where a.outcome = 'open' and o.claim_token is distinct from a.attempt_id
+   and case a.action when 'submit' then coalesce(a.late_delivery_until, a.started_at + interval '1 day')
+                     else a.started_at + make_interval(secs => %(forget_s)s) end <= (select relay.now())
+ order by a.started_at limit %(limit)s
+
+-- name: lock_operation
+select claim_token from relay.operation where operation_id = %(operation_id)s for update skip locked
+
+-- name: open_incident
+insert into relay.incident (operation_id, attempt_id, boundary, what)
+values (%(operation_id)s, %(attempt_id)s, 'network',
+        'the process that sent this request never said what came of it, and the operation went on without it')
+
+-- name: escalate
+-- Once for each deadline that has passed; severity decides nothing, it only says how urgent the review is.
+update relay.review r set severity = due.severity
+  from (select review_id, least(%(most)s, 1 + floor(
+                 extract(epoch from (select relay.now()) - opened_at)
+                 / greatest(1, extract(epoch from deadline - opened_at)))::integer) as severity
+          from relay.review
+         where state = 'open' and deadline <= (select relay.now()) and severity < %(most)s
+         order by deadline limit %(limit)s for update skip locked) due
+ where r.review_id = due.review_id and r.severity < due.severity
+returning r.review_id, r.operation_id, r.kind, r.severity
+
+-- name: overdue
+select count(*), coalesce(extract(epoch from (select relay.now()) - min(due_at)), 0)::double precision
+  from (select lease_expires_at as due_at from relay.operation where lease_expires_at is not null
+        union all
+        select next_action_at from relay.operation where next_action_at is not null) waiting
+ where due_at <= (select relay.now()) - make_interval(secs => %(bound_s)s)

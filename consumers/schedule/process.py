@@ -1,0 +1,143 @@
+"""The process of `relay schedule`: rounds until a signal, over a connection that is made again when lost.
+
+Two of them at once are harmless. It is never in the way of an effect: it only writes rows.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import psycopg
+import structlog
+from prometheus_client import start_http_server
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from consumers.providers.registered import Providers
+from consumers.schedule import metrics
+from consumers.schedule.round import Done, Round
+from relay.errors import Unavailable
+from relay.settings import Settings
+
+RECONNECT_S: Final = (0.2, 5.0)
+"""First and longest wait before the database is tried again; it doubles in between."""
+SAY_AGAIN_S: Final = 60.0
+"""While something is overdue the log says so this often."""
+_STATEMENT_TIMEOUT_S: Final = 60
+_LOCK_TIMEOUT_S: Final = 5
+# A server that vanished is noticed within half a minute (PostgreSQL 18, 32.1.2).
+_CONNECTION: Final[dict[str, str | int | None]] = {
+    "application_name": "relay schedule",
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "25000",
+}
+
+
+class Schedule:
+    """`settings.schedule_every_s` seconds between rounds; none while there is a backlog."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises UsageError when no database is set."""
+        self._settings = settings
+        given = conninfo_to_dict(settings.require_database())
+        self._conninfo = make_conninfo("", **(_CONNECTION | given))
+        self._actor = f"schedule@{socket.gethostname()}:{os.getpid()}"
+        self._providers = Providers(settings)
+        self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(part="schedule")
+        self._stopping = asyncio.Event()
+        self._overdue_said_at = -SAY_AGAIN_S
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT; the round that is under way then is finished."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number.name)
+        if self._settings.metrics_port:
+            start_http_server(self._settings.metrics_port)
+        wait_s, longest_s = RECONNECT_S
+        while not self._stopping.is_set():
+            try:
+                async with await self._connect() as connection:
+                    self._log.info("schedule started", actor=self._actor)
+                    wait_s = RECONNECT_S[0]
+                    await self._rounds(connection)
+            except psycopg.Error as error:
+                metrics.HEALTHY.set(0)
+                # Half fixed, half random: a database that comes back isn't met by everybody at once.
+                delay_s = wait_s / 2 + random.uniform(0, wait_s / 2)
+                self._log.warning("the database is away", error=str(error).strip(), delay_s=round(delay_s, 2))
+                await self._wait(delay_s)
+                wait_s = min(longest_s, wait_s * 2)
+        self._log.info("schedule stopped")
+
+    async def once(self) -> Done:
+        """Rounds until nothing more is due. Raises Unavailable when the database is away."""
+        try:
+            async with await self._connect() as connection:
+                round_ = self._round(connection)
+                total = await round_.run()
+                while total.more:
+                    done = await round_.run()
+                    done.actions += total.actions
+                    total = done
+                return total
+        except psycopg.OperationalError as error:
+            raise Unavailable(
+                f"The database is away: {str(error).strip()}.",
+                meaning="What was due is due still.",
+                remedy="Look at RELAY_DATABASE_URL and at the server.",
+            ) from error
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+        await connection.execute(
+            "select set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)",
+            [f"{_STATEMENT_TIMEOUT_S}s", f"{_LOCK_TIMEOUT_S}s"],
+        )
+        return connection
+
+    def _round(self, connection: psycopg.AsyncConnection[Any]) -> Round:
+        return Round(connection, actor=self._actor, providers=self._providers, log=self._log)
+
+    async def _rounds(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        round_ = self._round(connection)
+        while not self._stopping.is_set():
+            done = await round_.run()
+            self._tell(done)
+            if not done.more:
+                await self._wait(self._settings.schedule_every_s)
+
+    def _tell(self, done: Done, clock: Callable[[], float] = time.monotonic) -> None:
+        for action, times in done.actions.items():
+            metrics.ACTIONS.labels(action).inc(times)
+        metrics.OVERDUE.set(done.overdue)
+        metrics.OLDEST_OVERDUE.set(done.oldest_overdue_s)
+        metrics.HEALTHY.set(int(done.healthy))
+        metrics.LAST_ROUND.set_to_current_time()
+        if done.actions.total():
+            self._log.info("round", **done.actions)
+        if not done.healthy and clock() - self._overdue_said_at >= SAY_AGAIN_S:
+            self._overdue_said_at = clock()
+            self._log.error(
+                "unhealthy: operations are overdue",
+                overdue=done.overdue,
+                oldest_s=round(done.oldest_overdue_s),
+            )
+
+    async def _wait(self, delay_s: float) -> None:
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+    def _stop(self, why: str) -> None:
+        self._log.info("stopping", signal=why)
+        self._stopping.set()
