@@ -3,12 +3,16 @@ wire."""
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Self
 
 _WAIT_S: Final = 30.0
+CERTIFICATE: Final = Path(__file__).with_name("tls") / "provider.example.pem"
+"""Key and self-signed certificate of provider.example."""
 
 
 class Talk:
@@ -66,10 +70,14 @@ class Talk:
 
 class WireServer:
     """`with WireServer(script) as server:` runs `script` for each connection, which is closed when it
-    returns."""
+    returns. With `tls` it is provider.example, and counts what was inside."""
 
-    def __init__(self, script: Callable[[Talk], None]) -> None:
+    def __init__(self, script: Callable[[Talk], None], *, tls: bool = False) -> None:
         self._script = script
+        self._tls: ssl.SSLContext | None = None
+        if tls:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(CERTIFICATE)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -140,7 +148,9 @@ class WireServer:
     def _run(self, talk: Talk) -> None:
         try:
             # The client may go first: that is what some scripts are for.
-            with contextlib.suppress(ConnectionError, TimeoutError, OSError):
+            with contextlib.suppress(OSError):
+                if self._tls is not None:
+                    talk.peer = self._tls.wrap_socket(talk.peer, server_side=True)
                 self._script(talk)
         finally:
             talk.peer.close()
@@ -152,6 +162,29 @@ class WireServer:
 def listen(talk: Talk) -> None:
     """A script that never answers."""
     talk.read_to_the_end()
+
+
+def tunnel(port: int) -> Callable[[Talk], None]:
+    """The script of a proxy that takes any CONNECT to this machine's `port`."""
+
+    def script(talk: Talk) -> None:
+        talk.read_request()
+        with socket.create_connection(("127.0.0.1", port), _WAIT_S) as inner:
+            talk.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=_pump, args=(inner, talk.peer), daemon=True)
+            back.start()
+            _pump(talk.peer, inner)
+            back.join(_WAIT_S)
+
+    return script
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := source.recv(65536):
+            target.sendall(chunk)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
 
 
 def refused_port() -> int:

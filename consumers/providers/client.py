@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
@@ -129,7 +130,7 @@ class ProviderClient:
         self._base_url = base(profile, base_url)
         self._own_origin = destination.origin(self._base_url)
         self._secret = secret
-        self._tls = tls or httpx.create_ssl_context()
+        self._tls = tls or _default_tls()
         self._proxy = proxy
         proxy_scheme = urlsplit(proxy).scheme if proxy is not None else None
         if proxy_scheme in {"http", "https"} and self._own_origin.startswith("http:"):
@@ -317,6 +318,12 @@ class ProviderClient:
             secrets=request.secrets,
             **how,
         )
+
+
+@cache
+def _default_tls() -> ssl.SSLContext:
+    """Public authorities, or those of SSL_CERT_FILE. Reading them takes some 15 ms: once per process."""
+    return httpx.create_ssl_context()
 
 
 async def _receive(

@@ -1,6 +1,7 @@
 """Downloads against real sockets: the right bytes or a named error, and never to where they may not go."""
 
 import hashlib
+import ssl
 
 import pytest
 
@@ -15,7 +16,7 @@ from consumers.providers.destination import (
 )
 from consumers.providers.profile import Limits
 from provider_samples import profile
-from wire import Talk, WireServer, listen, refused_port
+from wire import CERTIFICATE, Talk, WireServer, listen, refused_port
 
 pytestmark = pytest.mark.anyio
 
@@ -151,6 +152,34 @@ async def test_nothing_is_sent_to_an_address_that_is_not_public(url: str) -> Non
         with pytest.raises(OutputForbidden):
             await fetch(url.format(port=server.port), provider="https://api.example.com", allowed=())
         assert server.connections == 0
+
+
+async def test_the_address_that_was_checked_is_the_one_connected_to_under_the_name_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No public address answers a test, so what only the internet could say is said here: which addresses the
+    name has (the first one doesn't listen), and that these are public."""
+    asked: list[str] = []
+
+    async def resolve(host: str, _port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.2", "127.0.0.1"]
+
+    monkeypatch.setattr("consumers.providers.client._resolve", resolve)
+    monkeypatch.setattr("consumers.providers.destination.is_public", lambda _address: True)
+    with WireServer(serve, tls=True) as server:
+        client = ProviderClient(
+            SIMULATOR,
+            base_url="https://api.example",
+            tls=ssl.create_default_context(cafile=str(CERTIFICATE)),
+        )
+        url = f"https://provider.example:{server.port}/a.png"
+        found = await client.download(url, sink=Sink())
+        assert (found.size, found.final_url) == (len(FILE), url)
+        assert asked == ["provider.example"]
+        assert f"Host: provider.example:{server.port}\r\n".encode() in server.received
+        with pytest.raises(OutputCut, match="certificate"):
+            await client.download(f"https://other.example:{server.port}/a.png", sink=Sink())
 
 
 async def test_a_redirect_is_checked_like_the_first_url() -> None:

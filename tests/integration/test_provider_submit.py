@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ from consumers.providers.profile import Profile
 from consumers.providers.request import Request
 from provider_samples import OPERATION, PAYLOAD, profile, submission
 from relay.errors import UsageError
-from wire import Talk, WireServer, listen, refused_port
+from wire import CERTIFICATE, Talk, WireServer, listen, refused_port, tunnel
 
 pytestmark = pytest.mark.anyio
 
@@ -284,6 +285,49 @@ async def test_a_proxy_that_cuts_or_stalls_connect_leaves_the_request_unsent(how
     with WireServer(script) as proxy:
         _, outcome = await submit("https://provider.invalid", proxy=proxy.url, deadline_s=0.5)
     assert outcome.verdict == "unsent"
+
+
+def trusting_the_test() -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(CERTIFICATE))
+
+
+async def test_through_a_tunnel_the_hook_stands_before_the_post_and_not_before_connect() -> None:
+    in_hook: list[tuple[bytes, bytes]] = []
+
+    def script(talk: Talk) -> None:
+        talk.read_request()
+        talk.answer(201, b'{"job_id": "job-1"}')
+
+    with WireServer(script, tls=True) as provider, WireServer(tunnel(provider.port)) as proxy:
+
+        async def hook() -> None:
+            in_hook.append((proxy.received[:32], provider.received))
+
+        url = "https://provider.example"
+        client = ProviderClient(
+            GENACE, base_url=url, secret="s3cret-Token", proxy=proxy.url, tls=trusting_the_test()
+        )
+        answer = await client.submit(
+            submission(GENACE, url), before_first_byte=hook, deadline=time.monotonic() + LONG_S
+        )
+        provider.wait_closed(1)
+    assert in_hook == [(b"CONNECT provider.example:443 HTT", b"")]
+    assert provider.received.count(b"POST ") == 1
+    assert b"s3cret" not in proxy.received
+    assert classify_submission(GENACE, answer).job_id == "job-1"
+
+
+async def test_a_certificate_of_another_name_or_authority_leaves_the_request_unsent() -> None:
+    with WireServer(listen, tls=True) as provider:
+        for tls in (None, trusting_the_test()):
+            url = f"https://127.0.0.1:{provider.port}"
+            client = ProviderClient(GENACE, base_url=url, secret="s3cret-Token", tls=tls)
+            answer = await client.submit(
+                submission(GENACE, url), before_first_byte=recorded, deadline=time.monotonic() + LONG_S
+            )
+            assert classify_submission(GENACE, answer).verdict == "unsent"
+            assert "certificate" in (answer.error or "")
+        assert provider.received == b""
 
 
 async def test_an_http_proxy_that_would_read_the_request_is_refused() -> None:
