@@ -33,7 +33,9 @@ def configure(
     if log_format == "json":
         rendered = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        rendered = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # The default formatter prints every local variable: payloads and credentials among them.
+        plain = structlog.dev.plain_traceback
+        rendered = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
