@@ -113,7 +113,8 @@ def test_the_same_specification_is_the_same_operation_whatever_its_phase(stage: 
     before = _counts(stage)
     again = stage.connection.execute(
         "select p.operation_id, p.phase, p.version from relay.operation o, relay.prepare_operation("
-        "kind => o.kind, owner_id => o.owner_id, operation_key => o.operation_key, payload => o.payload::jsonb,"
+        "kind => o.kind, owner_id => o.owner_id, operation_key => o.operation_key,"
+        " payload => o.payload::jsonb,"
         " provider => o.provider, max_cost => o.max_cost) p where o.operation_id = %s",
         [operation],
     ).fetchone()
