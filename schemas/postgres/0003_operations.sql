@@ -204,6 +204,8 @@ create table relay.attempt (
   constraint attempt_evidence_bounded check (octet_length(evidence::text) <= 65536)
 );
 create index attempt_of_operation on relay.attempt (operation_id, action, started_at);
+-- Schedule looks for those that a process left open.
+create index attempt_open on relay.attempt (started_at) where outcome = 'open';
 
 -- Every id that a provider ever returned, even on an error, even late, even the second one.
 create table relay.remote_job (
