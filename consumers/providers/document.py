@@ -87,6 +87,13 @@ def job_id(value: object) -> str | None:
     return None if any(unicodedata.category(one) in {"Cc", "Cs"} for one in value) else value
 
 
+def shown(value: object) -> str:
+    """`value` for people, bounded: a list or an object is only named, since its bytes are in the body."""
+    if isinstance(value, Object):
+        return "an object"
+    return "a list" if isinstance(value, list) else repr(value)[:ID_CHARACTERS]
+
+
 def is_absent(value: object) -> bool:
     """JSON null, or nothing: no id was said, as opposed to one of a wrong form."""
     return value is None or value == ""

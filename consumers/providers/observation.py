@@ -83,14 +83,16 @@ def _state(profile: Profile, answer: Answer, document: Document, wait_s: float |
     cost, cost_said = _cost(profile, document)
     said: dict[str, Any] = {"cost_unreadable": cost_said if cost is None else None}
     words = json_path.find(profile.observe.status, document.value)
-    word = words[0] if len(set(map(repr, words))) == 1 else None
+    word = words[0] if len(set(map(documents.shown, words))) == 1 else None
     if not isinstance(word, str) or isinstance(word, Number):
         return Observation(
             state="unrecognised",
             reason="no_status",
             cost=cost,
             retry_after_s=wait_s,
-            evidence=evidence(answer, statuses=[text(repr(one)) for one in words[:8]], **said),
+            evidence=evidence(
+                answer, statuses=[text(documents.shown(one), answer.secrets) for one in words[:8]], **said
+            ),
         )
     shown = text(word, answer.secrets)
     state = profile.observe.words.get(word)
@@ -138,7 +140,7 @@ def _cost(profile: Profile, document: Document) -> tuple[Decimal | None, str | N
     found = [one for one in json_path.find(profile.cost, document.value) if one is not None]
     if not found:
         return None, None
-    shown = text(repr(found))
+    shown = text(", ".join(map(documents.shown, found[:8])))
     if len(found) > 1 or not isinstance(found[0], str) or not _COST.fullmatch(found[0]):
         return None, shown
     try:

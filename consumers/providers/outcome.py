@@ -104,7 +104,9 @@ def _ids(profile: Profile, answer: Answer, document: Document) -> _Ids:
         values = json_path.find(path, document.value) if document.valid else []
         said = [(value, documents.job_id(value)) for value in values if not documents.is_absent(value)]
         declared[path] = documents.distinct(one for _, one in said if one is not None)
-        malformed[path] = tuple(text(repr(value), answer.secrets) for value, one in said if one is None)
+        malformed[path] = tuple(
+            text(documents.shown(value), answer.secrets) for value, one in said if one is None
+        )
     likely = documents.distinct(
         (
             *(one for found in declared.values() for one in found),

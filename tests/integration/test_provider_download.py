@@ -182,6 +182,14 @@ async def test_the_address_that_was_checked_is_the_one_connected_to_under_the_na
             await client.download(f"https://other.example:{server.port}/a.png", sink=Sink())
 
 
+async def test_plain_http_is_refused_to_a_public_address_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consumers.providers.destination.is_public", lambda _address: True)
+    with WireServer(listen) as server:
+        with pytest.raises(OutputForbidden, match="not https"):
+            await fetch(f"{server.url}/a.png", allowed=())
+        assert server.connections == 0
+
+
 async def test_a_redirect_is_checked_like_the_first_url() -> None:
     with WireServer(listen) as inside:
 

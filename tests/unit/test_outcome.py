@@ -194,6 +194,8 @@ def test_a_body_in_a_coding_that_nobody_asked_for_still_gives_its_id() -> None:
         b'{"a":' * 100_000,
         b'{"n": ' + b"9" * 100_000 + b"}",
         b'{"job_id": NaN}',
+        *(b'{"job_id": ' + b"[" * depth + b"]" * depth + b"}" for depth in (300, 900, 980, 995, 1000)),
+        *(b'{"job_id": ' + b'{"id": ' * depth + b"1" + b"}" * depth + b"}" for depth in (300, 900, 980, 995)),
         b"\xff\xfe\x00",
         b'{"job_id": "' + b"\\" * 50_000,
     ],
