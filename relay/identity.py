@@ -38,8 +38,6 @@ class Source:
     synchronous_standby_names: str
     flush_lsn: int
     """How far the server's WAL is flushed, now."""
-    newest_seq: int
-    """`max(seq)` of the outbox now; 0 where the table is empty or has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +85,10 @@ def may_start(
     require_usable(slot, source.database)
     require_published(source.published, publication, mapping)
     refuse_standby_name(source.synchronous_standby_names, slot_name)
-    if (recorded.publication, recorded.outbox_table) != (publication, mapping.qualified_name):
+    if (recorded.publication, recorded.outbox_table) != (publication, mapping.name):
         raise UsageError(
             f"Relay {recorded.relay_id} was made for {recorded.outbox_table} and publication "
-            f"{recorded.publication}, and the settings name {mapping.qualified_name} and {publication}.",
+            f"{recorded.publication}, and the settings name {mapping.name} and {publication}.",
             remedy="Set RELAY_OUTBOX_TABLE and RELAY_PUBLICATION back, or RELAY_SLOT to the other relay's.",
         )
     return recorded, slot
@@ -114,9 +112,7 @@ def could_match(setting: str, name: str) -> bool:
     return any(bare == "*" or (quoted or bare).lower() == name.lower() for quoted, bare in names)
 
 
-def decide(
-    recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Checkpoint | None, *, newest_seq: int
-) -> Checkpoint:
+def decide(recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Checkpoint | None) -> Checkpoint:
     """The checkpoint to go on from; the first one when the relay is new.
 
     Raises OtherCluster, PhantomEvents, Rewound or CheckpointMissing (design: fail closed).
@@ -126,7 +122,7 @@ def decide(
         raise _other_cluster(recorded.system_identifier, server.system_identifier)
     if checkpoint is None:
         if recorded.state == "new" and flush == recorded.consistent_point:
-            return _first(recorded, server, newest_seq)
+            return _first(recorded, server)
         raise CheckpointMissing(
             "Kafka has no checkpoint of this relay"
             + (f", and it has run before (state {recorded.state})." if recorded.state != "new" else "."),
@@ -165,7 +161,7 @@ def require_event(checkpoint: Checkpoint, *, kept: bool) -> None:
         raise _rewound(f"the last event that Kafka has, {checkpoint.event_id}, is not in the outbox")
 
 
-def _first(recorded: SourceIdentity, server: Server, newest_seq: int) -> Checkpoint:
+def _first(recorded: SourceIdentity, server: Server) -> Checkpoint:
     return Checkpoint(
         epoch=recorded.epoch,
         system_identifier=server.system_identifier,
@@ -173,8 +169,7 @@ def _first(recorded: SourceIdentity, server: Server, newest_seq: int) -> Checkpo
         commit_lsn=0,
         index=-1,
         event_id=None,
-        # Rows from before the slot never come by; counting from here on misses none that does.
-        seq=newest_seq,
+        seq=recorded.baseline_seq,
         confirmed_lsn=recorded.consistent_point,
     )
 

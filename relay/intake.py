@@ -22,6 +22,9 @@ Position = tuple[int, int]
 # objects in it (sys.getsizeof over a record of the native outbox, CPython 3.11).
 RECORD_OVERHEAD_BYTES: Final = 1200
 
+# What the headers and framing of one record take on the wire beside key and value: ten headers of ours.
+RECORD_WIRE_BYTES: Final = 350
+
 
 INTEGER_OIDS: Final = frozenset({20, 21, 23})  # pg_type.oid of int8, int2, int4 (pg_type.dat)
 
@@ -34,7 +37,7 @@ class Part:
     parked: dict[int, ParkedEvent] = field(default_factory=dict)
     """Place in `records` of a dead-letter record to its event, whose row must be committed first."""
     held_bytes: int = 0
-    payload_bytes: int = 0
+    wire_bytes: int = 0
     last: Position = (0, -1)
     last_event_id: str = ""
     seq: int = 0
@@ -167,7 +170,7 @@ class Intake:
             record = parked.record
         part.records.append(record)
         size = len(record[1] or b"") + len(record[2] or b"")
-        part.payload_bytes += size
+        part.wire_bytes += size + RECORD_WIRE_BYTES
         part.held_bytes += size + RECORD_OVERHEAD_BYTES
         part.last = position
         event_id = row[self._id_at]

@@ -3,7 +3,7 @@
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
 EVENTS = Counter("relay_events", "Events that Kafka has durably.")
-BYTES = Counter("relay_payload_bytes", "Bytes of keys and values of these events.")
+BYTES = Counter("relay_bytes", "About what these events took on the wire, uncompressed.")
 COMMITS = Counter("relay_kafka_commits", "Groups committed to Kafka.")
 COMMIT_SECONDS = Histogram(
     "relay_kafka_commit_seconds",

@@ -86,7 +86,7 @@ class Group:
 
     def add(self, part: Part) -> None:
         self.events += len(part.records)
-        self.bytes += part.payload_bytes
+        self.bytes += part.wire_bytes
         self.seq = part.seq
         self.whole = part.ordinal > 0
         if part.records:
@@ -320,7 +320,9 @@ class Pipeline:
     # Everything that has a time
 
     def _tend(self) -> None:
-        self._stream.tend(reading=not self._full and not self._session.stopping.asked())
+        self._stream.tend(
+            reading=not self._full and not self._session.stopping.asked(), written=self._intake.streamed_to
+        )
         self._publisher.poll()
         if self._intake.reply_requested:
             self._intake.reply_requested = False
@@ -355,6 +357,7 @@ class Pipeline:
         elif (
             self._watermark.lsn > self._checkpoint.confirmed_lsn
             and self._awaited is None
+            and self._drained
             and self._is_quiet()
             and time.monotonic() >= self._idle_at
         ):

@@ -131,7 +131,7 @@ class Session:
         publisher = self.aside(partial(self._open_kafka, recorded), "kafka-start")
         self._publisher = publisher
         found = self.aside(partial(self._read_checkpoint, recorded), "checkpoint-reader")
-        checkpoint = identity.decide(recorded, slot, server, found, newest_seq=source.newest_seq)
+        checkpoint = identity.decide(recorded, slot, server, found)
         self._require_event(checkpoint)
         if found is None:
             self.aside(partial(_write_first, publisher, checkpoint), "first-checkpoint")
@@ -220,7 +220,6 @@ class Session:
             database=slots.read_database(connection),
             synchronous_standby_names=slots.read_standby_names(connection),
             flush_lsn=slots.read_flush_lsn(connection),
-            newest_seq=slots.read_newest_seq(connection, self.mapping),
         )
 
     def _take_slot(self, stream: ReplicationStream) -> None:

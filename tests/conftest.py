@@ -11,6 +11,7 @@ pytest_plugins = (
     "fix_operations",
     "fix_consumer",
     "fix_dispatch",
+    "fix_relay",
     "fix_system",
 )
 

@@ -12,6 +12,7 @@ from typing import Final, Literal
 from relay.errors import UsageError
 
 _IDENTIFIER: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s".]+))\s*(?:\.|$)')
+_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _IDENTIFIER_BYTES: Final = 63  # NAMEDATALEN - 1; Postgres would cut a longer name silently
 
 
@@ -52,8 +53,16 @@ class OutboxMapping:
     """Whether rows stay in the table, so that they can be counted against the stream."""
 
     @property
+    def name(self) -> str:
+        """As a person writes it: quoted only where that is needed. What `source_identity` keeps."""
+        parts = (self.schema, self.table)
+        return ".".join(
+            part if _PLAIN.fullmatch(part) else '"' + part.replace('"', '""') + '"' for part in parts
+        )
+
+    @property
     def qualified_name(self) -> str:
-        """Quoted for SQL."""
+        """Quoted, for SQL."""
         return ".".join('"' + name.replace('"', '""') + '"' for name in (self.schema, self.table))
 
 

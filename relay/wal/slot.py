@@ -40,6 +40,8 @@ class SourceIdentity:
     system_identifier: str
     timeline: int
     consistent_point: int
+    baseline_seq: int
+    """The highest `seq` that was visible when the slot was made; 0 without `seq`."""
     verified_system_identifier: str | None
     verified_timeline: int | None
     verified_server_started_at: datetime | None
@@ -241,7 +243,7 @@ def read_identity(connection: psycopg.Connection[Any], slot_name: str) -> Source
             connection,
             """
             select relay_id, slot_name, publication, outbox_table, epoch, state, system_identifier, timeline,
-                   consistent_point::text, verified_system_identifier, verified_timeline,
+                   consistent_point::text, baseline_seq, verified_system_identifier, verified_timeline,
                    verified_server_started_at, verified_at
             from relay.source_identity where slot_name = %s
             """,
@@ -381,10 +383,10 @@ def _insert_identity(
         """
         insert into relay.source_identity
           (relay_id, slot_name, publication, outbox_table, epoch, state, system_identifier, timeline,
-           consistent_point)
+           consistent_point, baseline_seq)
         select %(relay_id)s, c.slot_name, %(publication)s, %(table)s, 1, 'new', s.system_identifier::text,
                ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int,
-               c.confirmed_flush_lsn
+               c.confirmed_flush_lsn, %(baseline_seq)s
         from pg_control_system() s, pg_replication_slots c where c.slot_name = %(slot)s
         on conflict (slot_name) do nothing
         """,
@@ -392,7 +394,9 @@ def _insert_identity(
             "relay_id": uuid.uuid4(),
             "slot": slot.name,
             "publication": settings.publication,
-            "table": mapping.qualified_name,
+            "table": mapping.name,
+            # After the slot: every row that it doesn't stream is visible by now.
+            "baseline_seq": read_newest_seq(connection, mapping) if mapping.rows_kept else 0,
         },
     )
     made = read_identity(connection, slot.name)

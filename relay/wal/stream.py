@@ -150,12 +150,14 @@ class ReplicationStream:
         self._written = max(self._written, written, lsn)
         self._send(ask=False)
 
-    def tend(self, *, reading: bool) -> None:
+    def tend(self, *, reading: bool, written: int = 0) -> None:
         """Call often: feedback when due, and the silence of the server noticed. Raises Unavailable.
 
-        While `reading` is false (the queue is full), nothing from the server is expected to be seen.
+        `written` is how far the stream was read, for `pg_stat_replication`. While `reading` is false (the
+        queue is full), nothing from the server is expected to be seen.
         """
         self._check_notices()
+        self._written = max(self._written, written)
         now = time.monotonic()
         if not reading:
             self._heard_at, self._asked_at = now, None

@@ -32,6 +32,8 @@ create table relay.source_identity (
   system_identifier text not null,
   timeline integer not null,
   consistent_point pg_lsn not null,
+  -- The highest seq that was visible when the slot was made: rows up to it may never come by in the stream.
+  baseline_seq bigint not null default 0,
   -- Written by the relay after it matched Kafka's checkpoint; dispatch works only while this is true.
   verified_system_identifier text,
   verified_timeline integer,
