@@ -80,7 +80,7 @@ class Topic:
             "relay_lsn": f"0/{index + 1:X}",
             "relay_index": "0",
             "relay_epoch": "1",
-            "operation_version": "1",
+            "operation_version": str(payload.get("version", 1)),
             "schema_version": str(schema_version),
         }
         value = self.catalog.encoder(self.event_type, schema_version)(json.dumps(dict(payload)).encode())

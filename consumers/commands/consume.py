@@ -6,6 +6,7 @@ import click
 
 from consumers.runtime.discovery import find
 from consumers.runtime.process import run
+from relay import logs
 from relay.cli import loaded
 
 
@@ -20,4 +21,6 @@ def command(ctx: click.Context, name: str) -> None:
     for.
     """
     consumer = find(name)
-    asyncio.run(run(consumer, loaded(ctx).settings))
+    settings = loaded(ctx).settings
+    logs.configure(settings.log_format, settings.log_level)
+    asyncio.run(run(consumer, settings))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import structlog
 from confluent_kafka import Consumer as KafkaConsumer
@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from consumers.runtime.assignment import Assignment, Delivery
 from consumers.runtime.metrics import Metrics
 from consumers.runtime.offsets import PartitionOffsets
-from consumers.runtime.record import Record
+from consumers.runtime.record import from_message
 from relay import failpoints
 from relay.errors import RelayError, UsageError
 from relay.settings import MIB, Settings
@@ -189,28 +189,19 @@ class Group:
         return deliveries
 
     def _received(self, message: Message) -> Delivery | None:
-        topic, number, offset = message.topic(), message.partition(), message.offset()
+        topic, offset = message.topic() or "", message.offset()
         error = message.error()
-        partition = None if topic is None or number is None else self._partitions.get((topic, number))
+        partition = self._partitions.get((topic, message.partition() or 0))
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's name for it
                 if partition is not None and offset is not None:
                     partition.offsets.reached_end(offset)
             else:
-                self._on_error(error, topic or "")
+                self._on_error(error, topic)
             return None
-        if partition is None or topic is None or number is None or offset is None:
+        if partition is None or offset is None:
             return None
-        record = Record(
-            topic=topic,
-            partition=number,
-            offset=offset,
-            key=message.key(),
-            value=message.value(),
-            # Written as a list of (text, bytes) by librdkafka, whatever its type allows in produce.
-            headers=tuple(cast("list[tuple[str, bytes | None]]", message.headers() or [])),
-            timestamp_ms=message.timestamp()[1],
-        )
+        record = from_message(message)
         if offset <= partition.offsets.last_received:
             partition = self._rewound(partition, offset)
         partition.offsets.received(offset)

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 from uuid import UUID
+
+from confluent_kafka import Message
 
 from consumers.runtime.consumer import Event, Position
 from relay.avro.catalog import Catalog
@@ -31,6 +34,23 @@ class Record:
     def header(self, name: str) -> bytes | None:
         """The last header of that name, as CloudEvents and Kafka's own libraries read them."""
         return next((value for key, value in reversed(self.headers) if key == name), None)
+
+
+def from_message(message: Message) -> Record:
+    """`message` must be a record and not an error."""
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    if topic is None or partition is None or offset is None:
+        raise ValueError("a message without its place is no record")
+    return Record(
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        key=message.key(),
+        value=message.value(),
+        # Given as a list of (text, bytes), whatever its type allows in produce.
+        headers=tuple(cast("list[tuple[str, bytes | None]]", message.headers() or [])),
+        timestamp_ms=message.timestamp()[1],
+    )
 
 
 class Undecodable(Exception):
