@@ -1,4 +1,4 @@
-"""A stage for the consumers: one migrated database, a provider simulator, and the context that a handler gets.
+"""A scene for the consumers: a migrated database, a provider simulator, and the context that a handler gets.
 
 Consumers run as the worker's login and are handed the very events that the triggers wrote. Time is the
 database's and is moved, never waited for.
@@ -6,7 +6,7 @@ database's and is moved, never waited for.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, LiteralString, Self
@@ -15,7 +15,6 @@ from uuid import UUID, uuid4
 import psycopg
 import psycopg_pool
 import structlog
-from psycopg.types.json import Jsonb
 
 from consumers.dispatch import Dispatch
 from consumers.operations import providers
@@ -49,7 +48,8 @@ _VERIFIED: Final = """
            s.system_identifier::text, t.timeline, '0/1', s.system_identifier::text, t.timeline,
            pg_postmaster_start_time(), now()
       from pg_control_system() s,
-           (select ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::integer) t (timeline)
+           (select ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::integer)
+             as t (timeline)
 """
 
 
@@ -76,7 +76,7 @@ class Scene:
         self.connection.close()
         self.simulator.stop()
 
-    # Settings and context -----------------------------------------------------------------------------------
+    # Settings and context ----------------------------------------------------------------------------
 
     @property
     def environment(self) -> dict[str, str]:
@@ -92,17 +92,11 @@ class Scene:
     def settings(self, **changed: str) -> Settings:
         return load(environ=self.environment | changed).settings
 
-    @asynccontextmanager
-    async def context(self, **changed: str) -> AsyncIterator[Context]:
+    def context(self, **changed: str) -> AbstractAsyncContextManager[Context]:
         """What `relay consume` hands to a handler. `changed` are RELAY_… variables."""
-        settings = self.settings(**changed)
-        async with psycopg_pool.AsyncConnectionPool(
-            settings.require_database(), min_size=1, max_size=8, open=False
-        ) as pool:
-            log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-            yield Context(settings, log, asyncio.Event(), opened_pool=pool)
+        return context(self.settings(**changed))
 
-    # What is written and read ---------------------------------------------------------------------------------
+    # What is written and read ------------------------------------------------------------------------
 
     def allow(self, limit: str, owner: str = OWNER) -> None:
         self.connection.execute(
@@ -129,41 +123,18 @@ class Scene:
         return prepare(self.connection, intent).operation_id
 
     def events(self, operation_id: UUID, event_type: str) -> list[Event]:
-        """The events of this type that the operation's transitions wrote, in their order."""
-        rows = self.connection.execute(
-            "select event_id, schema_version, version, payload, occurred_at, seq from relay.outbox"
-            " where operation_id = %s and event_type = %s order by seq",
-            [operation_id, event_type],
-        ).fetchall()
-        return [
-            Event(
-                event_id=event_id,
-                type=event_type,
-                schema_version=schema_version,
-                key=str(operation_id),
-                version=version,
-                payload=payload,
-                raw=b"",
-                occurred_at=occurred_at,
-                position=None,
-                headers={},
-                topic=f"relay.{event_type}",
-                partition=0,
-                offset=seq,
-            )
-            for event_id, schema_version, version, payload, occurred_at, seq in rows
-        ]
+        return events(self.connection, operation_id, event_type)
 
     def last(self, operation_id: UUID, event_type: str) -> Event:
         return self.events(operation_id, event_type)[-1]
 
     def one(self, query: LiteralString, *parameters: object) -> Any:
         """The only column of the first row, or the row."""
-        row = self.connection.execute(query, parameters).fetchone()
+        row = self.connection.execute(query, parameters or None).fetchone()
         return row[0] if row is not None and len(row) == 1 else row
 
-    def all(self, query: LiteralString, *parameters: object) -> list[tuple[Any, ...]]:
-        return self.connection.execute(query, parameters).fetchall()
+    def all(self, query: LiteralString, *parameters: object, **named: object) -> list[tuple[Any, ...]]:
+        return self.connection.execute(query, named or parameters or None).fetchall()
 
     def operation(self, operation_id: UUID, column: LiteralString) -> Any:
         return self.one(f"select {column} from relay.operation where operation_id = %s", operation_id)
@@ -185,7 +156,7 @@ class Scene:
         )
         return found
 
-    # What is done -----------------------------------------------------------------------------------------------
+    # What is done ------------------------------------------------------------------------------------
 
     async def handle(self, consumer: Consumer, event: Event, **changed: str) -> None:
         """Open `consumer`, hand it `event`, close it."""
@@ -203,12 +174,39 @@ class Scene:
         assert self.phase(operation_id) == "accepted"
         return operation_id
 
-    def note_job(self, operation_id: UUID, **columns: object) -> None:
-        """Change what is kept of the operation's job, as an earlier answer would have."""
-        for name, held in columns.items():
-            self.connection.execute(
-                psycopg.sql.SQL("update relay.remote_job set {} = %s where operation_id = %s").format(
-                    psycopg.sql.Identifier(name)
-                ),
-                [Jsonb(held) if isinstance(held, dict) else held, operation_id],
-            )
+
+@asynccontextmanager
+async def context(settings: Settings) -> AsyncIterator[Context]:
+    """What `relay consume` hands to a handler, its pool open."""
+    async with psycopg_pool.AsyncConnectionPool(
+        settings.require_database(), min_size=1, max_size=8, open=False
+    ) as pool:
+        log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+        yield Context(settings, log, asyncio.Event(), opened_pool=pool)
+
+
+def events(connection: psycopg.Connection[Any], operation_id: UUID, event_type: str) -> list[Event]:
+    """The events of this type that the operation's transitions wrote, in their order."""
+    rows = connection.execute(
+        "select event_id, schema_version, version, payload, occurred_at, seq from relay.outbox"
+        " where operation_id = %s and event_type = %s order by seq",
+        [operation_id, event_type],
+    ).fetchall()
+    return [
+        Event(
+            event_id=event_id,
+            type=event_type,
+            schema_version=schema_version,
+            key=str(operation_id),
+            version=version,
+            payload=payload,
+            raw=b"",
+            occurred_at=occurred_at,
+            position=None,
+            headers={},
+            topic=f"relay.{event_type}",
+            partition=0,
+            offset=seq,
+        )
+        for event_id, schema_version, version, payload, occurred_at, seq in rows
+    ]

@@ -52,9 +52,11 @@ update relay.operation
  where operation_id = %(operation_id)s and phase = 'accepted' and job_id = %(job_id)s
 
 -- name: poll_again
+-- One reading of the clock: an event that comes when it is due must not look as if it came too early.
 update relay.operation
-   set observed_at = relay.now(), observations = observations + 1,
-       next_action_at = relay.now() + make_interval(secs => %(delay_s)s)
+   set observed_at = clock.now, observations = observations + 1,
+       next_action_at = clock.now + make_interval(secs => %(delay_s)s)
+  from (select relay.now() as now) clock
  where operation_id = %(operation_id)s and phase = 'accepted'
 
 -- name: settle
