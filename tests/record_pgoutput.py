@@ -1,6 +1,6 @@
 """Records what a real server sends, for the decoder's corpus: `python tests/record_pgoutput.py URL > FILE`.
 
-URL is a superuser's, of an empty database with `wal_level = logical`. One CopyData body a line, in hexadecimal.
+URL is a superuser's, of an empty database with `wal_level = logical`. One CopyData body a line, hexadecimal.
 """
 
 import select

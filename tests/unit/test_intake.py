@@ -1,0 +1,226 @@
+"""The intake: positions, what Kafka has already, whole transactions, and what the watermark is told."""
+
+import struct
+import uuid
+
+import pytest
+
+from relay.avro.catalog import Catalog
+from relay.errors import UsageError
+from relay.intake import Intake, Part, Position
+from relay.outbox.event import EventEncoder
+from relay.outbox.mapping import parse
+from relay.wal.pgoutput import POSTGRES_EPOCH_US
+from relay.wal.watermark import Watermark
+
+COLUMNS = ("event_id", "seq", "event_type", "schema_version", "operation_id", "payload")
+MAPPING = parse(
+    "relay.outbox",
+    '{"event_id": "event_id", "seq": "seq", "event_type": "event_type", "schema_version": "schema_version",'
+    ' "operation_id": "operation_id", "payload": "payload"}',
+)
+
+
+def xlog(body: bytes) -> bytes:
+    return b"w" + bytes(24) + body
+
+
+def relation(seq_oid: int = 20) -> bytes:
+    body = b"R" + struct.pack(">I", 1) + b"relay\0outbox\0d" + struct.pack(">H", len(COLUMNS))
+    for name in COLUMNS:
+        body += b"\0" + name.encode() + b"\0" + struct.pack(">Ii", seq_oid if name == "seq" else 25, -1)
+    return xlog(body)
+
+
+def begin(lsn: int) -> bytes:
+    return xlog(b"B" + struct.pack(">QqI", lsn, -POSTGRES_EPOCH_US, 1))
+
+
+def commit(lsn: int, end: int) -> bytes:
+    return xlog(b"C" + struct.pack(">BQQq", 0, lsn, end, 0))
+
+
+def row(seq: int, event_type: str = "collection.requested", padding: int = 0) -> bytes:
+    key = str(uuid.uuid5(uuid.NAMESPACE_OID, str(seq)))
+    payload = f'{{"operation_id": "{key}", "job_id": "j{"x" * padding}"}}'
+    values = (key, str(seq), event_type, "1", key, payload)
+    body = b"I" + struct.pack(">I", 1) + b"N" + struct.pack(">H", len(values))
+    for value in values:
+        body += b"t" + struct.pack(">I", len(value)) + value.encode()
+    return xlog(body)
+
+
+def keepalive(lsn: int) -> bytes:
+    return b"k" + struct.pack(">QqB", lsn, 0, 0)
+
+
+class Scene:
+    def __init__(
+        self,
+        after: Position = (0, -1),
+        *,
+        cut_bytes: int = 10_000_000,
+        one_by_one_until: Position = (0, -1),
+        refused: dict[Position, str] | None = None,
+    ) -> None:
+        self.watermark = Watermark(0)
+        encoder = EventEncoder(
+            MAPPING,
+            Catalog.load(),
+            relay_id=uuid.UUID(int=1),
+            epoch=1,
+            topic_prefix="app",
+            one_topic=None,
+            limit_bytes=lambda _: 1_000_000,
+        )
+        self.intake = Intake(
+            MAPPING,
+            encoder,
+            self.watermark,
+            after=after,
+            seq=0,
+            cut_bytes=cut_bytes,
+            one_by_one_until=one_by_one_until,
+            refused=refused,
+        )
+        self.intake.feed(relation())
+
+    def transaction(self, lsn: int, *seqs: int) -> None:
+        self.intake.feed(begin(lsn))
+        for seq in seqs:
+            self.intake.feed(row(seq))
+        self.intake.feed(commit(lsn, lsn + 1))
+
+    def parts(self) -> list[Part]:
+        taken = []
+        while self.intake.ready:
+            taken.append(self.intake.take())
+        return taken
+
+
+def indexes(part: Part) -> list[int]:
+    return [int(dict(record[3])["relay_index"]) for record in part.records]
+
+
+def test_a_transaction_is_one_part_and_its_rows_count_from_zero() -> None:
+    scene = Scene()
+    scene.transaction(10, 1, 2, 3)
+    scene.transaction(20, 4)
+    first, second = scene.parts()
+    assert indexes(first) == [0, 1, 2]
+    assert (first.last, first.end_lsn, first.seq) == ((10, 2), 11, 3)
+    assert (indexes(second), second.last) == ([0], (20, 0))
+
+
+def test_events_up_to_the_checkpoint_are_not_made_again() -> None:
+    scene = Scene(after=(20, 1))
+    scene.transaction(10, 1, 2)
+    scene.transaction(20, 3, 4, 5)
+    scene.transaction(30, 6)
+    within, later = scene.parts()
+    assert (indexes(within), within.last) == ([2], (20, 2))
+    assert later.last == (30, 0)
+    assert scene.intake.skipped == 4
+
+
+def test_a_transaction_that_kafka_has_whole_moves_the_watermark() -> None:
+    scene = Scene(after=(20, 1))
+    scene.transaction(20, 1, 2)
+    assert scene.parts() == []
+    assert scene.watermark.lsn == 21
+
+
+def test_an_empty_transaction_moves_the_watermark_and_makes_no_part() -> None:
+    scene = Scene()
+    scene.transaction(10)
+    assert scene.parts() == []
+    assert scene.watermark.lsn == 11
+
+
+def test_nothing_moves_past_a_transaction_whose_events_are_not_durable() -> None:
+    scene = Scene()
+    scene.transaction(10, 1)
+    scene.transaction(20)
+    scene.intake.feed(keepalive(90))
+    assert scene.watermark.lsn == 0
+    (part,) = scene.parts()
+    scene.watermark.durable(part.ordinal)
+    assert scene.watermark.lsn == 90
+
+
+def test_skipped_rows_count_for_the_highest_seq() -> None:
+    scene = Scene(after=(20, 5))
+    scene.transaction(10, 7, 8)
+    assert scene.intake.seq == 8
+
+
+def test_parked_and_routed_rows_alike_take_an_index() -> None:
+    scene = Scene()
+    scene.intake.feed(begin(10))
+    for seq, event_type in enumerate(["collection.requested", "no.such", "collection.requested"]):
+        scene.intake.feed(row(seq, event_type))
+    scene.intake.feed(commit(10, 11))
+    (part,) = scene.parts()
+    assert indexes(part) == [0, 1, 2]
+    assert list(part.parked) == [1]
+    assert part.parked[1].reason_code == "unknown_schema"
+    assert [record[0] for record in part.records] == [
+        "app.collection.requested",
+        "app.relay-dlq",
+        "app.collection.requested",
+    ]
+
+
+def test_a_transaction_larger_than_the_bound_comes_in_parts_and_only_the_last_one_ends_it() -> None:
+    scene = Scene(cut_bytes=20_000)
+    scene.transaction(10, *range(50))
+    parts = scene.parts()
+    assert len(parts) > 1
+    assert [index for part in parts for index in indexes(part)] == list(range(50))
+    assert [part.ordinal > 0 for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert {part.end_lsn for part in parts[:-1]} == {0}
+
+
+def test_a_cut_just_before_the_commit_still_ends_the_transaction() -> None:
+    scene = Scene(cut_bytes=1)
+    scene.transaction(10, 1)
+    rows, end = scene.parts()
+    assert (len(rows.records), rows.ordinal) == (1, 0)
+    assert (len(end.records), end.end_lsn) == (0, 11)
+    scene.watermark.durable(end.ordinal)
+    assert scene.watermark.lsn == 11
+
+
+def test_what_is_held_is_counted_and_released() -> None:
+    scene = Scene()
+    scene.intake.feed(begin(10))
+    scene.intake.feed(row(1, padding=5_000))
+    assert scene.intake.held_bytes > 5_000
+    scene.intake.feed(commit(10, 11))
+    scene.parts()
+    assert scene.intake.held_bytes == 0
+
+
+def test_a_refused_record_is_parked_and_events_before_it_come_one_by_one() -> None:
+    scene = Scene(one_by_one_until=(10, 2), refused={(10, 1): "too odd"})
+    scene.transaction(10, 1, 2, 3)
+    parts = [part for part in scene.parts() if part.records]
+    assert [indexes(part) for part in parts] == [[0], [1], [2]]
+    assert parts[1].parked[0].reason_code == "refused_by_broker"
+    assert parts[1].parked[0].reason == "too odd"
+
+
+def test_a_stream_position_is_passed_by_a_later_begin_commit_or_keepalive() -> None:
+    scene = Scene()
+    scene.intake.feed(begin(10))
+    assert scene.intake.streamed_to == 10
+    scene.intake.feed(commit(10, 12))
+    assert scene.intake.streamed_to == 12
+    scene.intake.feed(keepalive(15))
+    assert scene.intake.streamed_to == 15
+
+
+def test_a_seq_that_is_no_integer_stops_at_the_relation() -> None:
+    scene = Scene()
+    with pytest.raises(UsageError, match="not an integer"):
+        scene.intake.feed(relation(seq_oid=25))
