@@ -263,7 +263,8 @@ class Dispatch(Consumer):
                     if found is None:
                         raise self._unknown_attempt(attempt_id)
                     profile = await self._providers.profile(connection, found.provider, found.profile_digest)
-                await self._apply(attempt_id, found.operation_id, _leftover(entry, profile), profile, ctx)
+                outcome = _leftover(entry, profile, self._providers.secrets(profile.name))
+                await self._apply(attempt_id, found.operation_id, outcome, profile, ctx)
                 self._spool.applied(entry.attempt_id)
             self._leftovers = False
 
@@ -276,10 +277,16 @@ class Dispatch(Consumer):
         )
 
 
-def _leftover(entry: SpoolEntry, profile: Profile) -> Submission:
+def _leftover(entry: SpoolEntry, profile: Profile, secrets: tuple[str, ...]) -> Submission:
     """What an earlier process left: its answer, or only that it was about to send."""
     if entry.answer is not None and not entry.damaged:
-        return classify_submission(profile, from_record(entry.answer))
+        try:
+            answer = from_record(entry.answer, secrets=secrets)
+        except (KeyError, ValueError, TypeError) as error:
+            # The file stays readable by people until it is applied; nothing in it can be believed.
+            evidence = {"spool": "unreadable answer", "error": repr(error)}
+            return Submission(verdict="unknown", reason="sender_lost", evidence=evidence)
+        return classify_submission(profile, answer)
     return Submission(
         verdict="unknown",
         reason="sender_lost",

@@ -64,6 +64,8 @@ class System:
             "RELAY_CLAIM_LEASE_S": "5",
             "RELAY_SCHEDULE_EVERY_S": "0.2",
             "RELAY_LOG_FORMAT": "json",
+            # The broker's least: how long a killed consumer's partitions wait for the next one.
+            "RELAY_KAFKA_SESSION_TIMEOUT_MS": "6000",
         }
 
     def init(self) -> None:

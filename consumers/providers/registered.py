@@ -49,15 +49,25 @@ class Providers:
         """`profile` with the URL and credential of this process' settings. Raises UsageError without them."""
         configured = self.require(profile.name)
         base_url = configured.url or ""
-        secret = configured.secret.get_secret_value() if configured.secret else None
-        if configured.secret_file is not None:
-            try:
-                secret = configured.secret_file.read_text(encoding="utf-8").strip()
-            except OSError as error:
-                name = f"{_variable(profile.name)}_SECRET_FILE"
-                raise UsageError(f"{name} ({configured.secret_file}) can't be read: {error}.") from None
+        secret = _secret(profile.name, configured)
         client = ProviderClient(profile, base_url=base_url, secret=secret)
         return Provider(profile, base_url, secret, client)
+
+    def secrets(self, name: str) -> tuple[str, ...]:
+        """Texts that evidence from the provider `name` must not contain, if any is configured here."""
+        configured = self._settings.providers.get(name)
+        secret = None if configured is None else _secret(name, configured)
+        return () if secret is None else (secret,)
+
+
+def _secret(name: str, configured: ProviderSettings) -> str | None:
+    if configured.secret_file is None:
+        return configured.secret.get_secret_value() if configured.secret else None
+    try:
+        return configured.secret_file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        variable = f"{_variable(name)}_SECRET_FILE"
+        raise UsageError(f"{variable} ({configured.secret_file}) can't be read: {error}.") from None
 
 
 def _variable(name: str) -> str:

@@ -50,6 +50,9 @@ _FIXED: Final = {
     "auto.offset.reset": "earliest",
 }
 _DEFAULTS: Final = {
+    # A killed process' partitions are taken over within this; Kafka's default is 45 s. A thread of our own
+    # polls however long handlers take, so only a process that is gone is silent for so long.
+    "session.timeout.ms": "10000",
     "partition.assignment.strategy": "cooperative-sticky",
     "queued.max.messages.kbytes": str(PREFETCH_KIB),
     "topic.metadata.refresh.interval.ms": str(METADATA_S * 1_000),

@@ -122,7 +122,7 @@ class Schedule:
         metrics.HEALTHY.set(int(done.healthy))
         metrics.LAST_ROUND.set_to_current_time()
         if done.actions.total():
-            self._log.info("round", **done.actions)
+            self._log.info("round", actions=dict(done.actions))
         if not done.healthy and clock() - self._overdue_said_at >= SAY_AGAIN_S:
             self._overdue_said_at = clock()
             self._log.error(
