@@ -12,6 +12,7 @@ import pytest
 from psycopg import IsolationLevel
 
 from fix_operations import APPLICATION, PROVIDER, Stage
+from fix_waiting import eventually
 from relay.outbox.intent import Intent, Prepared, prepare
 
 AT_ONCE: Final = 16
@@ -114,8 +115,4 @@ def test_a_snapshot_older_than_the_operation_gets_a_serialization_failure(
 
 def _wait_until_blocked(stage: Stage, pid: int) -> None:
     """Until Postgres says that this backend waits for another one."""
-    waited = 0
-    while not stage.one("select cardinality(pg_blocking_pids(%s))", pid):
-        waited += 1
-        assert waited < 3_000, "the second transaction never waited for the first"
-        stage.connection.execute("select pg_sleep(0.01)")
+    eventually(lambda: stage.one("select cardinality(pg_blocking_pids(%s)) > 0", pid), "a wait for the first")

@@ -1,0 +1,243 @@
+-- Every block gives the operation (or null) and a sentence; no row is the good case. None of them trusts a guard:
+-- they ask what a guard would have refused, since owners and superusers can switch guards off.
+
+-- name: specifications
+select operation_id, kind, provider, profile_digest, payload_version, max_cost, cost_unit, payload,
+       specification_hash
+  from relay.operation
+
+-- name: profiles
+select null::uuid, format('the profile %%s %%s is not the document that its digest was made from',
+                          provider, left(digest, 12))
+  from relay.provider_profile where encode(sha256(convert_to(document, 'UTF8')), 'hex') <> digest
+
+-- name: journal_versions
+select o.operation_id, format('its version is %%s, and its journal has %%s entries up to %%s',
+                              o.version, count(j.version), coalesce(max(j.version), 0))
+  from relay.operation o left join relay.journal j using (operation_id)
+ group by o.operation_id
+having count(j.version) <> o.version or coalesce(max(j.version), 0) <> o.version
+    or coalesce(min(j.version), 1) <> 1
+
+-- name: journal_chain
+select operation_id, format('its journal''s entry %%s begins in %%s, and the one before ended in %%s', version,
+                            coalesce(from_phase, 'nothing'), coalesce(came_to, 'nothing'))
+  from (select operation_id, version, from_phase,
+               lag(to_phase) over (partition by operation_id order by version) as came_to
+          from relay.journal) entry
+ where from_phase is distinct from came_to
+
+-- name: journal_end
+select o.operation_id, format('it is %%s, and its journal says %%s', o.phase, j.to_phase)
+  from relay.operation o join relay.journal j using (operation_id, version)
+ where j.to_phase <> o.phase
+
+-- name: journal_edges
+select j.operation_id, format('its journal has %%s → %%s by %%s, which is no edge of its lifecycle',
+                              coalesce(j.from_phase, 'nothing'), j.to_phase, j.cause)
+  from relay.journal j
+  join relay.operation o using (operation_id)
+  join relay.operation_kind k on k.kind = o.kind
+ where not exists (select 1 from relay.lifecycle_edge e
+                    where e.lifecycle = k.lifecycle and e.from_phase = coalesce(j.from_phase, '')
+                      and e.to_phase = j.to_phase and e.cause = j.cause)
+
+-- name: journal_final
+select o.operation_id, format('it is %%s, and marked as %%s', o.phase,
+                              case when o.is_final then 'final' else 'not final' end)
+  from relay.operation o
+  join relay.operation_kind k on k.kind = o.kind
+  join relay.lifecycle_phase p on p.lifecycle = k.lifecycle and p.phase = o.phase
+ where p.is_final <> o.is_final
+
+-- name: events
+-- Where the outbox was pruned, what is older than its oldest row can't be told.
+select j.operation_id, format('its transition %%s (%%s) has no event in the outbox', j.version, j.to_phase)
+  from relay.journal j
+ where j.at > (select min(occurred_at) from relay.outbox)
+   and not exists (select 1 from relay.outbox e
+                    where e.event_type = 'operation.transitioned' and e.operation_id = j.operation_id
+                      and e.version = j.version)
+
+-- name: submissions
+-- Each of these may have made a job: one is what was approved, a second has nobody's leave.
+select operation_id, format('%%s submissions of it may have made a job, and no review released all but one',
+                            count(*))
+  from relay.attempt
+ where action = 'submit' and outcome in ('open', 'accepted', 'unknown') and released_by_review is null
+ group by operation_id having count(*) > 1
+
+-- name: submissions_released
+select a.operation_id, format('its attempt %%s was released by a review that didn''t decide so', a.attempt_id)
+  from relay.attempt a
+  left join relay.review r on r.review_id = a.released_by_review
+ where a.released_by_review is not null
+   and (r.review_id is null or r.operation_id <> a.operation_id or r.state <> 'resolved'
+        or r.resolution not like 'not-accepted:%%')
+
+-- name: submissions_by_review
+-- The cause `review` in the journal must be a review that a person resolved.
+select j.operation_id, format('its transition %%s was made by a review that was never resolved', j.version)
+  from relay.journal j
+  left join relay.review r on r.review_id = j.review_id and r.operation_id = j.operation_id
+ where j.cause = 'review' and (r.review_id is null or r.state <> 'resolved' or r.resolved_by is null)
+
+-- name: jobs_primary
+select o.operation_id, format('its job %%s is not among the jobs that were seen for it', o.job_id)
+  from relay.operation o
+ where o.job_id is not null
+   and not exists (select 1 from relay.remote_job j where j.operation_id = o.operation_id
+                    and j.job_id = o.job_id and j.role in ('primary', 'duplicate'))
+
+-- name: jobs_needed
+select o.operation_id, format('it is %%s without a job', o.phase)
+  from relay.operation o
+ where o.job_id is null and (o.phase in ('accepted', 'succeeded', 'lost')
+        or (o.phase = 'failed' and o.parent_operation_id is null))
+
+-- name: jobs_kept
+select a.operation_id, format('its attempt %%s was accepted, and no job of it is kept', a.attempt_id)
+  from relay.attempt a
+ where a.action = 'submit' and a.outcome = 'accepted'
+   and not exists (select 1 from relay.remote_job j where j.operation_id = a.operation_id)
+
+-- name: money_allowances
+select null::uuid, format('the allowance of %%s in %%s says reserved %%s, disputed %%s, settled %%s, and its'
+                          ' reservations add up to %%s, %%s, %%s', a.owner_id, a.unit, a.reserved, a.disputed,
+                          a.settled, coalesce(r.reserved, 0), coalesce(r.disputed, 0), coalesce(r.settled, 0))
+  from relay.allowance a
+  left join (select owner_id, unit, sum(amount) filter (where state = 'reserved') as reserved,
+                    sum(amount) filter (where state = 'disputed') as disputed,
+                    sum(settled_amount) filter (where state = 'settled') as settled
+               from relay.reservation group by owner_id, unit) r using (owner_id, unit)
+ where (a.reserved, a.disputed, a.settled)
+       is distinct from (coalesce(r.reserved, 0), coalesce(r.disputed, 0), coalesce(r.settled, 0))
+
+-- name: money_ledger
+-- A reservation is what its entries in the ledger say, and no more.
+select r.operation_id, format('the reservation of attempt %%s is %%s, and the ledger has: %%s', r.attempt_id, r.state,
+                              coalesce(l.entries, 'nothing'))
+  from relay.reservation r
+  left join (select attempt_id, string_agg(entry || ' ' || amount, ', ' order by entry_id) as entries,
+                    coalesce(sum(amount) filter (where entry = 'reserve'), 0) as reserved,
+                    count(*) filter (where entry = 'reserve') as reserves,
+                    count(*) filter (where entry = 'release') as releases,
+                    count(*) filter (where entry = 'dispute') as disputes,
+                    count(*) filter (where entry = 'settle') as settles,
+                    coalesce(sum(amount) filter (where entry = 'settle'), 0) as settled
+               from relay.ledger where attempt_id is not null group by attempt_id) l using (attempt_id)
+ where l.attempt_id is null or l.reserves <> 1 or l.reserved <> r.amount
+    or case r.state
+         when 'reserved' then l.releases + l.disputes + l.settles <> 0
+         when 'released' then l.releases <> 1 or l.disputes + l.settles <> 0
+         when 'disputed' then l.disputes <> 1 or l.releases + l.settles <> 0
+         else l.settles <> 1 or l.settled <> r.settled_amount or l.releases + l.disputes > 1
+       end
+
+-- name: money_limit_set
+select null::uuid, format('the limit of %%s in %%s is %%s, and the ledger last set %%s', a.owner_id, a.unit,
+                          a.limit_amount, coalesce(l.amount::text, 'none'))
+  from relay.allowance a
+  left join lateral (select amount from relay.ledger l where l.owner_id = a.owner_id and l.unit = a.unit
+                       and l.entry = 'limit' order by entry_id desc limit 1) l on true
+ where l.amount is distinct from a.limit_amount
+
+-- name: money_limit_kept
+-- The ledger, replayed: at each reservation, was what was booked within the limit then in force?
+with entry as (
+  select l.owner_id, l.unit, l.entry_id, l.entry, l.operation_id, l.amount,
+         case l.entry
+           when 'reserve' then l.amount
+           when 'release' then -l.amount
+           when 'settle' then l.amount - case when exists (
+                select 1 from relay.ledger b where b.operation_id = l.operation_id
+                   and b.attempt_id = l.attempt_id and b.entry = 'release' and b.entry_id < l.entry_id) then 0
+              else coalesce((select sum(b.amount) from relay.ledger b where b.operation_id = l.operation_id
+                               and b.attempt_id = l.attempt_id and b.entry = 'reserve'), 0) end
+           else 0
+         end as change,
+         count(*) filter (where l.entry = 'limit')
+           over (partition by l.owner_id, l.unit order by l.entry_id) as limit_no
+    from relay.ledger l),
+booked as (
+  select e.*, sum(change) over (partition by owner_id, unit order by entry_id) as total,
+         first_value(amount) over (partition by owner_id, unit, limit_no order by entry_id) as limit_then
+    from entry e)
+select operation_id, format('%%s of %%s were reserved for %%s beyond its limit of %%s %%s', total - limit_then, amount,
+                            owner_id, limit_then, unit)
+  from booked where entry = 'reserve' and (limit_no = 0 or total > limit_then)
+
+-- name: money_unbooked
+select a.operation_id, format('its attempt %%s is %%s, and no money is booked for it', a.attempt_id, a.outcome)
+  from relay.attempt a
+ where a.action = 'submit' and a.outcome in ('open', 'accepted', 'unknown')
+   and not exists (select 1 from relay.reservation r
+                    where r.attempt_id = a.attempt_id and r.state in ('reserved', 'disputed', 'settled'))
+
+-- name: money_above
+select r.operation_id, format('attempt %%s settled %%s of %%s reserved, and no overrun is booked', r.attempt_id,
+                              r.settled_amount, r.amount)
+  from relay.reservation r
+ where r.settled_amount > r.amount
+   and not exists (select 1 from relay.ledger l where l.attempt_id = r.attempt_id and l.entry = 'overrun')
+
+-- name: money_stranded
+-- Reserved for a claim that is over and made no attempt: nothing will ever settle or release it.
+select r.operation_id, format('%%s %%s stay reserved for a claim that is over', r.amount, r.unit)
+  from relay.reservation r join relay.operation o using (operation_id)
+ where r.state = 'reserved' and o.claim_token is distinct from r.attempt_id
+   and not exists (select 1 from relay.attempt a where a.attempt_id = r.attempt_id)
+
+-- name: waker_none
+select operation_id, format('it is %%s with no lease, no next action and no open review', phase)
+  from relay.operation
+ where not is_final and lease_expires_at is null and next_action_at is null and open_reviews = 0
+
+-- name: waker_reviews
+select o.operation_id, format('it counts %%s open reviews, and has %%s', o.open_reviews, count(r.review_id))
+  from relay.operation o left join relay.review r on r.operation_id = o.operation_id and r.state = 'open'
+ group by o.operation_id having count(r.review_id) <> o.open_reviews
+
+-- name: waker_overdue
+select operation_id, format('it is %%s, and has been due for %%s s', phase,
+                            floor(extract(epoch from relay.now() - coalesce(lease_expires_at, next_action_at))))
+  from relay.operation
+ where not is_final
+   and coalesce(lease_expires_at, next_action_at) < relay.now() - make_interval(secs => %(overdue_s)s)
+
+-- name: delivery_missing
+select o.operation_id, 'it succeeded, and nothing delivers its outputs'
+  from relay.operation o
+  join relay.operation_kind k on k.kind = o.kind and k.lifecycle = 'generation'
+ where o.phase = 'succeeded'
+   and not exists (select 1 from relay.operation d where d.parent_operation_id = o.operation_id)
+
+-- name: delivery_unstored
+select d.operation_id, format('it is stored, and %%s of its outputs are not', count(*))
+  from relay.operation d join relay.output f on f.operation_id = d.parent_operation_id
+ where d.phase = 'stored' and f.stored_key is null
+ group by d.operation_id
+
+-- name: delivery_digest
+select f.operation_id, format('its output %%s was stored with another digest than the provider named', f.ordinal)
+  from relay.output f
+ where f.stored_key is not null and f.expected_sha256 is not null and f.stored_sha256 <> lower(f.expected_sha256)
+
+-- name: guards_off
+select null::uuid, format('the guard %%s of relay.%%s is not enabled always', t.tgname, c.relname)
+  from pg_trigger t join pg_class c on c.oid = t.tgrelid
+ where c.relnamespace = 'relay'::regnamespace and not t.tgisinternal and t.tgenabled <> 'A'
+
+-- name: guards_missing
+select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, wanted.guard)
+  from (values ('operation', 'b_guard'), ('operation', 'c_journal'), ('operation', 'd_waker'),
+               ('operation', 'a_forbidden'), ('attempt', 'b_guard'), ('attempt', 'c_money'),
+               ('attempt', 'a_forbidden'), ('review', 'b_guard'), ('review', 'c_count'),
+               ('review', 'a_forbidden'), ('remote_job', 'b_guard'), ('remote_job', 'a_forbidden'),
+               ('journal', 'a_forbidden'), ('ledger', 'a_forbidden'), ('outbox', 'a_forbidden'),
+               ('outbox', 'b_guard'), ('incident', 'a_forbidden'), ('provider_profile', 'a_forbidden'),
+               ('reservation', 'a_forbidden'), ('allowance', 'a_forbidden'), ('output', 'a_forbidden'))
+         as wanted (relation, guard)
+ where not exists (select 1 from pg_trigger t join pg_class c on c.oid = t.tgrelid
+                    where c.relnamespace = 'relay'::regnamespace and c.relname = wanted.relation
+                      and t.tgname = wanted.guard)

@@ -1,0 +1,76 @@
+-- name: open
+select r.review_id, r.operation_id, r.kind, r.severity, r.revision, r.opened_at, r.deadline,
+       r.deadline <= relay.now() as overdue, o.kind as operation_kind, o.owner_id, o.operation_key, o.phase,
+       coalesce(a.outcome_reason, o.phase_reason) as reason
+  from relay.review r
+  join relay.operation o on o.operation_id = r.operation_id
+  left join relay.attempt a on a.attempt_id = r.attempt_id
+ where r.state = 'open'
+   and (%(kind)s::text is null or r.kind = %(kind)s)
+   and (%(owner_id)s::text is null or o.owner_id = %(owner_id)s)
+ order by r.severity desc, r.deadline, r.review_id
+ limit %(limit)s
+
+-- name: find
+-- By the review's id, or by its operation's: then the open one that was opened first.
+select review_id, operation_id from relay.review
+ where review_id = %(wanted)s or operation_id = %(wanted)s
+ order by (review_id = %(wanted)s) desc, (state = 'open') desc, opened_at
+ limit 1
+
+-- name: durable
+-- A decision that was acknowledged must not be lost to a weaker setting of the server's.
+select set_config('synchronous_commit',
+         case when current_setting('synchronous_commit') in ('on', 'remote_apply')
+              then current_setting('synchronous_commit') else 'on' end, true)
+
+-- name: lock_operation
+select operation_id from relay.operation where operation_id = %(operation_id)s for update
+
+-- name: other_holder
+select operation_id from relay.remote_job
+ where provider_account = %(provider_account)s and job_id = %(job_id)s and role = 'primary'
+   and operation_id <> %(operation_id)s
+   for update
+
+-- name: make_way
+update relay.remote_job set role = 'duplicate'
+ where provider_account = %(provider_account)s and job_id = %(job_id)s and operation_id = %(operation_id)s
+
+-- name: take_job
+insert into relay.remote_job (provider_account, job_id, operation_id, attempt_id, role)
+values (%(provider_account)s, %(job_id)s, %(operation_id)s, %(attempt_id)s, 'primary')
+on conflict (provider_account, job_id, operation_id) do update set role = 'primary'
+
+-- name: open_collision
+insert into relay.review (operation_id, kind, deadline, evidence)
+values (%(operation_id)s, 'id_collision', relay.now() + interval '1 day', %(evidence)s)
+
+-- name: open_incident
+insert into relay.incident (operation_id, attempt_id, boundary, what, evidence)
+values (%(operation_id)s, %(attempt_id)s, 'id_commit', %(what)s, %(evidence)s)
+
+-- name: accept_attempt
+update relay.attempt set outcome = 'accepted', outcome_reason = 'review'
+ where attempt_id = %(attempt_id)s and outcome in ('open', 'unknown')
+
+-- name: resolve
+-- Only at the sight that was shown: two reviewers can't both win.
+update relay.review
+   set state = 'resolved', resolution = %(resolution)s, resolution_reason = %(reason)s,
+       resolved_by = %(actor)s, evidence = evidence || %(decision)s
+ where review_id = %(review_id)s and state = 'open' and revision = %(revision)s
+
+-- name: release_attempt
+update relay.attempt set released_by_review = %(review_id)s where attempt_id = %(attempt_id)s
+
+-- name: dispute
+select relay.dispute(%(attempt_id)s, %(reason)s)
+
+-- name: settle
+select relay.settle(%(attempt_id)s, %(cost)s, %(reason)s)
+
+-- name: move
+update relay.operation
+   set phase = %(to_phase)s, phase_reason = %(phase_reason)s, job_id = coalesce(%(job_id)s, job_id)
+ where operation_id = %(operation_id)s and phase = %(from_phase)s
