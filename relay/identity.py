@@ -109,7 +109,8 @@ def could_match(setting: str, name: str) -> bool:
     """Whether `name` is, or `*` is, in a value of `synchronous_standby_names` (Postgres 18, 19.6.2)."""
     body = re.sub(r"^\s*(?:(?:FIRST|ANY)\s+)?\d+\s*\(", "", setting, flags=re.IGNORECASE)
     names = re.findall(r'"((?:[^"]|"")*)"|([^\s,()"]+)', body)
-    return any(bare == "*" or (quoted or bare).lower() == name.lower() for quoted, bare in names)
+    # A quoted "*" is a wildcard as well (SyncRepGetStandbyPriority compares the text).
+    return any((quoted or bare).lower() in {"*", name.lower()} for quoted, bare in names)
 
 
 def decide(recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Checkpoint | None) -> Checkpoint:
