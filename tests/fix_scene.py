@@ -23,6 +23,8 @@ from consumers.providers.profiles_folder import load_profiles
 from consumers.providers.simulator import Simulator
 from consumers.providers.simulator_world import Fault, Plan
 from consumers.runtime import Consumer, Context, Event
+from consumers.schedule.process import Schedule
+from consumers.schedule.round import Done
 from fix_postgres import Database
 from relay.outbox.intent import Intent, prepare
 from relay.settings import Settings, load
@@ -170,9 +172,51 @@ class Scene:
     async def accepted(self, *faults: Fault, max_cost: str = "2") -> UUID:
         """prepared → … → accepted, by the dispatcher and its one POST."""
         operation_id = self.prepare(*faults, max_cost=max_cost)
-        await self.handle(Dispatch(), self.last(operation_id, "generation.requested"))
-        assert self.phase(operation_id) == "accepted"
+        assert await self.dispatch(operation_id) == "accepted"
         return operation_id
+
+    async def dispatch(self, operation_id: UUID) -> str:
+        """Hand the operation's newest event to a dispatcher; returns the phase after it."""
+        await self.handle(Dispatch(), self.last(operation_id, "generation.requested"))
+        return self.phase(operation_id)
+
+    async def wake(self, after: str = "0") -> Done:
+        """Time passes, and schedule looks."""
+        self.advance(after)
+        return await Schedule(self.settings()).once()
+
+    def claim(self, operation_id: UUID, *, submitting: bool = False) -> UUID:
+        """What a dispatcher has written when it is killed: a claim of a minute, or a submission of a minute
+        whose request may arrive for ten. Returns the token."""
+        token = uuid4()
+        with psycopg.connect(self.database.url_as("relay_worker")) as worker:
+            worker.execute(
+                "select set_config('relay.actor', 'w', true), set_config('relay.cause', 'claim', true)"
+            )
+            worker.execute("select set_config('relay.reason', 'r', true)")
+            worker.execute(
+                "update relay.operation set phase = 'claimed', phase_reason = 'claim', claim_token = %s,"
+                " claimed_by = 'w', lease_expires_at = relay.now() + '1 minute' where operation_id = %s",
+                [token, operation_id],
+            )
+            worker.execute("select relay.reserve(%s, %s)", [operation_id, token])
+            if submitting:
+                worker.execute(
+                    "insert into relay.attempt (attempt_id, operation_id, action, dispatch_no, worker,"
+                    " late_delivery_until) values (%s, %s, 'submit', 1, 'w', relay.now() + '10 minutes')",
+                    [token, operation_id],
+                )
+                worker.execute(
+                    "select set_config('relay.cause', 'submit', true),"
+                    " set_config('relay.attempt_id', %s, true)",
+                    [str(token)],
+                )
+                worker.execute(
+                    "update relay.operation set phase = 'submitting', phase_reason = 'sending',"
+                    " lease_expires_at = relay.now() + '1 minute' where operation_id = %s",
+                    [operation_id],
+                )
+        return token
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from uuid import UUID
 import pytest
 
 from consumers.collect import Collect
-from consumers.schedule.process import Schedule
 from fix_postgres import Database
 from fix_process import RunProcess
 from fix_scene import Scene
@@ -87,8 +86,7 @@ async def test_a_killed_deliverer_leaves_whole_files_or_none(
     final = scene.outputs / "studio_1"
     assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in final.rglob("*.bin")} <= served
 
-    scene.advance("10 minutes")
-    await Schedule(scene.settings()).once()
+    await scene.wake("10 minutes")
     assert children.handle("deliver", delivery) == 0
     assert scene.phase(delivery) == "stored"
     assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in final.rglob("*.bin")} == served

@@ -18,7 +18,6 @@ from consumers.operations.deliveries import ClaimLost
 from consumers.providers.client import Downloaded
 from consumers.providers.simulator_world import Fault
 from consumers.runtime import Context
-from consumers.schedule.process import Schedule
 from consumers.storage import INCOMING, Storage
 from fix_postgres import Database
 from fix_scene import Scene
@@ -55,13 +54,6 @@ async def deliver(scene: Scene, delivery: UUID, **changed: str) -> str:
     """Hand the delivery's newest event to a deliverer; returns the phase after it."""
     await scene.handle(Deliver(), scene.last(delivery, DELIVERY), **changed)
     return scene.phase(delivery)
-
-
-async def wake(scene: Scene, after: str) -> None:
-    """Time passes, and schedule looks."""
-    scene.advance(after)
-    done = await Schedule(scene.settings()).once()
-    assert done.healthy
 
 
 def files(scene: Scene) -> dict[str, str]:
@@ -156,7 +148,7 @@ async def test_a_cut_download_goes_on_later_and_stores_nothing_twice(scene: Scen
     for _ in range(outputs):
         assert await deliver(scene, delivery) == "prepared"
         assert not list((scene.outputs / INCOMING).glob("*"))
-        await wake(scene, "1 minute")
+        await scene.wake("1 minute")
     assert await deliver(scene, delivery) == "stored"
     assert files(scene) == served(scene)
     assert downloads(scene) == sorted(served(scene))
@@ -170,7 +162,7 @@ async def test_downloads_that_fail_for_too_long_are_held_for_a_person(scene: Sce
     _, delivery = await succeeded(scene)
     scene.simulator.stop()
     assert await deliver(scene, delivery) == "prepared"
-    await wake(scene, "2 hours")
+    await scene.wake("2 hours")
     assert await deliver(scene, delivery) == "held"
     assert scene.operation(delivery, "phase_reason") == "unreachable"
     assert scene.reviews(delivery) == ["hold"]
@@ -286,7 +278,7 @@ async def test_a_crash_at_any_point_is_made_good_after_the_lease(scene: Scene, p
     assert scene.phase(delivery) == "claimed"
     assert scene.one("select count(*) from relay.output where stored_key is not null") == 0
     assert await deliver(scene, delivery) == "claimed"  # the lease protects whoever may still be at work
-    await wake(scene, "10 minutes")
+    await scene.wake("10 minutes")
     assert scene.phase(delivery) == "prepared"
     assert await deliver(scene, delivery) == "stored"
     assert files(scene) == served(scene)
@@ -299,7 +291,7 @@ async def test_whoever_lost_the_lease_records_nothing(scene: Scene) -> None:
         await consumer.open(ctx)
         work = await consumer._claim(scene.last(delivery, DELIVERY), ctx)
         assert work is not None
-        await wake(scene, "10 minutes")
+        await scene.wake("10 minutes")
         assert await deliver(scene, delivery) == "stored"
         recorded = scene.all("select stored_at from relay.output order by ordinal")
         async with ctx.pool.connection() as connection:
@@ -360,7 +352,7 @@ async def test_a_full_disk_stores_nothing_and_is_tried_again(
     assert await deliver(scene, delivery) == "prepared"
     assert files(scene) == {}
     monkeypatch.undo()
-    await wake(scene, "1 minute")
+    await scene.wake("1 minute")
     assert await deliver(scene, delivery) == "stored"
 
 
@@ -381,3 +373,14 @@ async def test_a_file_is_on_disk_before_it_has_its_name(
     await storage.place(f"{INCOMING}/t", "owner/operation/0-a.bin")
     assert final.read_bytes() == b"whole"
     assert synced == [(f"{INCOMING}/t", False), ("owner/operation", True), ("owner", True), (".", True)]
+
+
+async def test_a_file_of_many_pieces_arrives_whole_and_in_order(tmp_path: Path) -> None:
+    storage = Storage.open(tmp_path.as_uri())
+    content = os.urandom(5_000_001)
+    async with storage.writing(f"{INCOMING}/t") as sink:
+        for start in range(0, len(content), 70_001):
+            await sink(content[start : start + 70_001])
+    await storage.place(f"{INCOMING}/t", "owner/0-a.bin")
+    assert (tmp_path / "owner" / "0-a.bin").read_bytes() == content
+    assert not list((tmp_path / INCOMING).iterdir())
