@@ -6,7 +6,7 @@ The database's guards have the last word; this says the same first, in sentences
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from consumers.operations.lifecycle import Phase
@@ -71,7 +71,7 @@ DISPUTES: Final = NOT_ACCEPTED | {Resolution.ABANDON, Resolution.LOST}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """`revision` is that of the sight the person had. `evidence` is kept with the review, for ever."""
+    """`revision` is that of the sight the person had. `reason` is kept for good."""
 
     review_id: UUID
     revision: int
@@ -84,7 +84,6 @@ class Decision:
     spool_lost: bool = False
     """The sending process's spool can't be read any more."""
     cost: Decimal | None = None
-    evidence: dict[str, Any] | None = None
 
 
 def require_possible(seen: Whole, decision: Decision) -> None:

@@ -92,9 +92,14 @@ async def sight(connection: Connection, wanted: UUID) -> Sight:
     return Sight(seen.review(review_id), seen)
 
 
-async def resolve(connection: Connection, decision: Decision) -> Resolved:
-    """Let `decision` take effect, in one transaction. Raises Refused when the sight is stale, the phase is
-    another, or what is known forbids it; psycopg's errors where the database refuses."""
+async def resolve(
+    connection: Connection, decision: Decision, *, evidence: dict[str, Any] | None = None
+) -> Resolved:
+    """Let `decision` take effect, in one transaction; `evidence` is kept with the review.
+
+    Raises Refused when the sight is stale, the phase is another, or what is known forbids it; psycopg's
+    errors where the database refuses.
+    """
     async with connection.transaction():
         await connection.execute(_SQL["durable"])
         _, operation_id = await _find(connection, decision.review_id)
@@ -102,7 +107,7 @@ async def resolve(connection: Connection, decision: Decision) -> Resolved:
         seen = await listing.within(connection, operation_id)
         require_possible(seen, decision)
         try:
-            return await _Effect(connection, seen, decision).take()
+            return await _Effect(connection, seen, decision, evidence or {}).take()
         except psycopg.errors.UniqueViolation as error:
             raise Refused(
                 f"Another operation took the job {decision.job_id} at this very moment.",
@@ -114,12 +119,14 @@ async def resolve(connection: Connection, decision: Decision) -> Resolved:
 class _Effect:
     """One decision against one operation, which is locked. Lives for one transaction."""
 
-    def __init__(self, connection: Connection, seen: Whole, decision: Decision) -> None:
+    def __init__(
+        self, connection: Connection, seen: Whole, decision: Decision, evidence: dict[str, Any]
+    ) -> None:
         self.connection = connection
         self.seen = seen
         self.decision = decision
         self.attempt = judged(seen, decision)
-        self.evidence: dict[str, Any] = dict(decision.evidence or {})
+        self.evidence = dict(evidence)
 
     async def take(self) -> Resolved:
         decision, operation = self.decision, self.seen.operation

@@ -1,1 +1,1 @@
-"""What a person decides where the evidence leaves the outcome open. Nothing here decides by itself."""
+"""What a reviewer is shown, and what it proves; the decision itself is in consumers.operations.reviews."""

@@ -1,0 +1,182 @@
+"""`relay review`: what waits for a person, everything that is known about it, and the decision.
+
+It decides nothing by itself, and takes no decision at a sight that is no longer true.
+"""
+
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import click
+import psycopg
+
+from consumers.commands.session import Amount, Id, draw, json_option, say_json, who, with_database
+from consumers.operations import reviews
+from consumers.operations.decisions import Decision, Resolution, require_possible
+from consumers.operations.reviews import Resolved, Sight, Waiting
+from consumers.review.judgement import judge
+from consumers.review.lookup import look_up, require_confirmed
+from consumers.review.screen import amount, moment, review_screen, table
+from relay.settings import Settings
+
+THEN = {
+    "resubmit": Resolution.RESUBMIT,
+    "reject": Resolution.NOT_ACCEPTED_REJECT,
+    "cancel": Resolution.NOT_ACCEPTED_CANCEL,
+}
+WORDS = ("accepted", "not-accepted", "abandon", "release", "reject", "cancel", "lost", "settle")
+
+Connection = psycopg.AsyncConnection[Any]
+
+
+@click.group("review", short_help="What waits for a person's decision.")
+def command() -> None:
+    """Reviews: what no evidence decided, and a person must."""
+
+
+@command.command("list")
+@click.option("--kind", help="Only reviews of this kind.")
+@click.option("--owner", help="Only this owner's.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@json_option
+@click.pass_context
+def list_(ctx: click.Context, *, kind: str | None, owner: str | None, limit: int, as_json: bool) -> None:
+    """Open reviews, the most urgent first."""
+
+    async def work(connection: Connection, _: Settings) -> list[Waiting]:
+        return await reviews.waiting(connection, kind=kind, owner_id=owner, limit=limit)
+
+    found = with_database(ctx, work)
+    if as_json:
+        say_json(found)
+    elif not found:
+        click.echo("Nothing waits for a decision.")
+    else:
+        rows = (
+            (
+                one.severity,
+                one.review_id,
+                one.kind,
+                one.phase,
+                one.owner_id,
+                one.operation_key,
+                one.reason,
+                moment(one.deadline) + (" PAST" if one.overdue else ""),
+            )
+            for one in found
+        )
+        draw(table(("urgency", "review", "kind", "phase", "owner", "key", "why", "deadline"), rows))
+        click.echo("\nrelay review show REVIEW shows the evidence and the commands that decide.")
+
+
+@command.command("show")
+@click.argument("review", type=Id())
+@json_option
+@click.pass_context
+def show(ctx: click.Context, *, review: UUID, as_json: bool) -> None:
+    """Everything that is known about REVIEW (its id, or its operation's), and the commands that decide it."""
+
+    async def work(connection: Connection, _: Settings) -> Sight:
+        return await reviews.sight(connection, review)
+
+    sight = with_database(ctx, work)
+    judgement = judge(sight.review, sight.whole)
+    if as_json:
+        say_json({"review": sight.review, "judgement": judgement, "operation": sight.whole})
+    else:
+        draw(review_screen(sight.review, sight.whole, judgement))
+
+
+@command.command("resolve")
+@click.argument("review", type=Id())
+@click.argument("resolution", type=click.Choice(WORDS))
+@click.option("--revision", type=int, required=True, help="The revision that `review show` showed you.")
+@click.option("--reason", required=True, help="Why; kept in the journal for good.")
+@click.option("--job-id", help="accepted: the provider's id of the job.")
+@click.option("--then", "then", type=click.Choice(list(THEN)), help="not-accepted: what comes next.")
+@click.option(
+    "--unverified", metavar="REASON", help="accepted: although the provider didn't confirm the job."
+)
+@click.option("--override", metavar="REASON", help="accepted: although another operation has the job.")
+@click.option("--spool-lost", is_flag=True, help="not-accepted: the sender's spool can't be read any more.")
+@click.option("--cost", type=Amount(), help="settle: what the job cost, in the operation's unit.")
+@json_option
+@click.pass_context
+def resolve(
+    ctx: click.Context,
+    *,
+    review: UUID,
+    resolution: str,
+    revision: int,
+    reason: str,
+    job_id: str | None,
+    then: str | None,
+    unverified: str | None,
+    override: str | None,
+    spool_lost: bool,
+    cost: Decimal | None,
+    as_json: bool,
+) -> None:
+    """Decide REVIEW. Review, phase and money change in one transaction, or nothing does.
+
+    \b
+    accepted      the provider has the job: --job-id; it is asked about it first
+    not-accepted  no job came of it: --then resubmit, reject or cancel
+    abandon       nobody will ever know, and it isn't tried again
+    release       what it was held for is mended: it goes on
+    reject        a held operation ends
+    cancel        a held operation ends
+    lost          the provider no longer knows the job that it had accepted
+    settle        what the job cost is known: --cost
+    """
+    _require_together(resolution, "accepted", "--job-id", job_id)
+    _require_together(resolution, "not-accepted", "--then", then)
+    _require_together(resolution, "settle", "--cost", cost)
+    for option, given in (("--unverified", unverified), ("--override", override)):
+        if given is not None and resolution != "accepted":
+            raise click.UsageError(f"{option} belongs to accepted.")
+    if spool_lost and resolution != "not-accepted":
+        raise click.UsageError("--spool-lost belongs to not-accepted.")
+    if not reason.strip():
+        raise click.UsageError("--reason is empty.")
+    chosen = THEN[then] if then is not None else Resolution(resolution)
+
+    async def work(connection: Connection, settings: Settings) -> Resolved:
+        evidence = None
+        decision = Decision(
+            review_id=review,
+            revision=revision,
+            resolution=chosen,
+            reason=reason,
+            actor=who(),
+            job_id=job_id,
+            override=override,
+            spool_lost=spool_lost,
+            cost=cost,
+        )
+        if job_id is not None:
+            # A stale sight is refused before the provider is asked for nothing.
+            seen = (await reviews.sight(connection, review)).whole
+            require_possible(seen, decision)
+            lookup = await look_up(connection, settings, seen, job_id)
+            evidence = {"looked_up": require_confirmed(lookup, unverified)}
+        return await reviews.resolve(connection, decision, evidence=evidence)
+
+    resolved = with_database(ctx, work)
+    if as_json:
+        say_json(resolved)
+        return
+    moved = (
+        f"{resolved.from_phase} → {resolved.to_phase}"
+        if resolved.to_phase != resolved.from_phase
+        else "stays"
+    )
+    disputed = f"; {amount(resolved.disputed)} disputed until its cost is known" if resolved.disputed else ""
+    click.echo(f"Operation {resolved.operation_id}: {moved}{disputed}.")
+
+
+def _require_together(resolution: str, of: str, option: str, given: object) -> None:
+    if resolution == of and given is None:
+        raise click.UsageError(f"{of} needs {option}.")
+    if resolution != of and given is not None:
+        raise click.UsageError(f"{option} belongs to {of}.")

@@ -1,0 +1,90 @@
+"""What every command for people shares: one connection, refusals as sentences, and who it is that asks."""
+
+import asyncio
+import getpass
+import socket
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from typing import Any, TypeVar
+from uuid import UUID
+
+import click
+import msgspec
+import psycopg
+from rich.console import Console, RenderableType
+
+from consumers.operations.refusals import in_words
+from relay.cli import loaded
+from relay.settings import Settings
+
+Result = TypeVar("Result")
+Work = Callable[[psycopg.AsyncConnection[Any], Settings], Awaitable[Result]]
+
+
+def with_database(ctx: click.Context, work: Work[Result]) -> Result:
+    """Run `work` on one connection in autocommit. Raises Refused, Unavailable or UsageError as sentences."""
+    settings = loaded(ctx).settings
+    url = settings.require_database()
+
+    async def run() -> Result:
+        with in_words():
+            connection = await psycopg.AsyncConnection.connect(
+                url, autocommit=True, application_name=f"outbox-relay {ctx.info_name}"
+            )
+            async with connection:
+                return await work(connection, settings)
+
+    return asyncio.run(run())
+
+
+def who() -> str:
+    """The person at this machine, as journal and ledger name them."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def say_json(value: object) -> None:
+    """`value` as indented JSON: ids and times as text, amounts as text so that no digit is lost."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def draw(*parts: RenderableType) -> None:
+    """For people. Not narrower than a table needs when nobody looks: a pipe has no width."""
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = max(console.width, PIPE_COLUMNS)
+    for part in parts:
+        console.print(part)
+
+
+PIPE_COLUMNS = 200
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+class Id(click.ParamType[UUID]):
+    """A UUID."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID:
+        if isinstance(value, UUID):
+            return value
+        try:
+            return UUID(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not an id (a UUID).", param, ctx)
+
+
+class Amount(click.ParamType[Decimal]):
+    """A number of a unit, exact to six decimals."""
+
+    name = "amount"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
+        try:
+            amount = Decimal(str(value))
+        except ArithmeticError:
+            self.fail(f"{value!r} is not an amount.", param, ctx)
+        if not amount.is_finite() or amount < 0 or amount != amount.quantize(Decimal("0.000001")):
+            self.fail(f"{value!r} is not an amount with at most six decimals.", param, ctx)
+        return amount

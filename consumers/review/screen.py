@@ -1,0 +1,136 @@
+"""Draws a review on one screen. What providers sent is shown as plain text: none of it moves a cursor."""
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from consumers.operations.records import Attempt, Review, Whole
+from consumers.review.judgement import Judgement, ids_seen
+
+EXCERPT_CHARACTERS: Final = 1200
+"""Most of an answer's body on the screen; `--json` has all that was kept."""
+
+
+def plain(value: object) -> Text:
+    """`value` as text without markup and without control characters, which are shown by their numbers."""
+    return Text("".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in str(value)))
+
+
+def moment(value: datetime | None) -> str:
+    return "" if value is None else f"{value:%Y-%m-%d %H:%M:%S}"
+
+
+def amount(value: Decimal) -> str:
+    """Without the zeros that numeric(20, 6) carries."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def titled(title: str, body: RenderableType) -> Group:
+    return Group(Text(f"\n{title}", style="bold"), Padding(body, (0, 0, 0, 2)))
+
+
+def pairs(rows: Iterable[tuple[str, object]]) -> Table:
+    """A name and its value on each line; empty ones are left out."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        if value not in (None, "", ()):
+            table.add_row(Text(name, style="dim"), plain(value))
+    return table
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    drawn = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(plain("" if cell is None else cell) for cell in row))
+    return drawn
+
+
+def review_screen(review: Review, seen: Whole, judgement: Judgement) -> Group:
+    """Operation, attempts, answer, ids, what it proves and what not, and the commands that decide."""
+    operation = seen.operation
+    parts: list[RenderableType] = [
+        Text(judgement.question, style="bold"),
+        pairs(
+            [
+                ("review", f"{review.review_id}  revision {review.revision}  {review.kind}  {review.state}"),
+                ("urgency", f"{review.severity}, deadline {moment(review.deadline)}"),
+                ("resolved", review.resolution and f"{review.resolution} by {review.resolved_by}"),
+                ("operation", f"{operation.operation_id}  {operation.phase} ({operation.phase_reason})"),
+                ("owner", f"{operation.owner_id}  key {operation.operation_key}"),
+                ("approved", f"{operation.specification_hash}  {operation.source_ref or ''}"),
+                (
+                    "at most",
+                    f"{amount(operation.max_cost)} {operation.cost_unit} at {operation.provider_account}",
+                ),
+            ]
+        ),
+        titled("Attempts", attempts(seen.attempts)),
+    ]
+    excerpt = _excerpt(review, seen)
+    if excerpt is not None:
+        parts.append(titled("What came back", excerpt))
+    ids = ids_seen(review, seen)
+    if ids:
+        parts.append(titled("Ids seen", plain("\n".join(ids))))
+    if review.evidence:
+        parts.append(titled("Evidence", plain(_bounded(json.dumps(review.evidence, ensure_ascii=False)))))
+    parts.append(titled("It proves", _sentences(judgement.proven)))
+    parts.append(titled("It does not prove", _sentences(judgement.unproven)))
+    if review.state == "open":
+        parts.append(titled("To decide", Group(*_commands(judgement))))
+    return Group(*parts)
+
+
+def attempts(found: Iterable[Attempt]) -> Table:
+    return table(
+        ("attempt", "action", "no", "sent", "finished", "outcome", "why", "HTTP"),
+        (
+            (
+                one.attempt_id,
+                one.action,
+                one.dispatch_no,
+                moment(one.first_sent_at or one.started_at),
+                moment(one.finished_at),
+                one.outcome,
+                one.outcome_reason,
+                one.http_status,
+            )
+            for one in found
+        ),
+    )
+
+
+def _excerpt(review: Review, seen: Whole) -> Text | None:
+    about = [one for one in seen.attempts if one.action == "submit" and one.reported]
+    named = [one for one in about if one.attempt_id == review.attempt_id]
+    if not about:
+        return None
+    evidence: dict[str, Any] = (named or about)[-1].evidence
+    head = f"HTTP {evidence['status']}" if evidence.get("status") else evidence.get("error") or "no answer"
+    body = evidence.get("body", evidence.get("body_base64", ""))
+    return plain(f"{head}\n{_bounded(str(body))}".rstrip())
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= EXCERPT_CHARACTERS else f"{text[:EXCERPT_CHARACTERS]} …"
+
+
+def _sentences(sentences: tuple[str, ...]) -> Text:
+    return plain("\n".join(sentences) if sentences else "nothing")
+
+
+def _commands(judgement: Judgement) -> Iterable[RenderableType]:
+    for choice in judgement.choices:
+        yield Text.assemble(plain(choice.command), "\n    ", Text(choice.effect, style="dim"))
+        if choice.refused_now:
+            yield Text.assemble("    ", Text("not yet: ", style="yellow"), plain(choice.refused_now))
