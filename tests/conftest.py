@@ -9,6 +9,7 @@ pytest_plugins = (
     "fix_proxy",
     "fix_process",
     "fix_operations",
+    "fix_reviews",
     "fix_consumer",
     "fix_dispatch",
     "fix_relay",
