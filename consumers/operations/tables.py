@@ -40,6 +40,7 @@ class OperationRow:
     next_action_at: datetime | None
     open_reviews: int
     parent_operation_id: UUID | None
+    source_ref: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ select event_id from relay.parked_event where state = 'parked'
 -- name: operations
 select operation_id, kind, owner_id, phase, phase_reason, is_final, version, job_id,
        provider || '/' || account as provider_account, max_cost, cost_unit, lease_expires_at, next_action_at,
-       open_reviews, parent_operation_id
+       open_reviews, parent_operation_id, source_ref
   from relay.operation order by created_at, operation_id
 
 -- name: attempts
