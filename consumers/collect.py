@@ -85,8 +85,6 @@ async def observe(providers: Providers, profile: Profile, job_id: str) -> tuple[
 
 
 def _nothing_to_ask(subject: Subject, min_s: float) -> str | None:
-    if subject.is_final:
-        return "the operation is final"
     if subject.phase != Phase.ACCEPTED:
         return f"the operation is {subject.phase}"
     if subject.recently < min_s:

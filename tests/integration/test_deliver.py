@@ -18,7 +18,7 @@ from consumers.operations.deliveries import ClaimLost
 from consumers.providers.client import Downloaded
 from consumers.providers.simulator_world import Fault
 from consumers.runtime import Context
-from consumers.storage import INCOMING, Storage
+from consumers.storage import INCOMING
 from fix_postgres import Database
 from fix_scene import Scene
 from relay import failpoints
@@ -184,6 +184,35 @@ async def test_a_url_that_is_not_allowed_is_held_and_asked_for_nowhere(scene: Sc
     assert scene.operation(delivery, "phase_reason") == "output_forbidden"
     assert scene.reviews(delivery) == ["hold"]
     assert scene.simulator.truth()["downloads"] == []
+
+
+async def test_a_held_delivery_that_a_person_releases_is_delivered(scene: Scene) -> None:
+    _, delivery = await succeeded(scene)
+    urls = scene.all("select operation_id, ordinal, url from relay.output")
+    scene.connection.execute("update relay.output set url = 'http://127.0.0.1:9/private'")
+    assert await deliver(scene, delivery) == "held"
+    for operation_id, ordinal, url in urls:
+        scene.connection.execute(
+            "update relay.output set url = %s where operation_id = %s and ordinal = %s",
+            [url, operation_id, ordinal],
+        )
+    with scene.connection.transaction():
+        review = scene.one(
+            "update relay.review set state = 'resolved', resolution = 'release',"
+            " resolution_reason = 'mended', resolved_by = 'a person'"
+            " where operation_id = %s returning review_id",
+            delivery,
+        )
+        scene.connection.execute(
+            "select set_config('relay.actor', 'a person', true), set_config('relay.cause', 'review', true),"
+            " set_config('relay.reason', 'mended', true), set_config('relay.review_id', %s, true)",
+            [str(review)],
+        )
+        scene.connection.execute(
+            "update relay.operation set phase = 'prepared', phase_reason = 'release' where operation_id = %s",
+            [delivery],
+        )
+    assert await deliver(scene, delivery) == "stored"
 
 
 async def test_an_operator_may_ask_again_for_a_failed_delivery(scene: Scene) -> None:
@@ -354,33 +383,3 @@ async def test_a_full_disk_stores_nothing_and_is_tried_again(
     monkeypatch.undo()
     await scene.wake("1 minute")
     assert await deliver(scene, delivery) == "stored"
-
-
-async def test_a_file_is_on_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The order of system calls: file, then (after the name is given) each folder up to the storage's own."""
-    synced: list[tuple[str, bool]] = []
-    final = tmp_path / "owner" / "operation" / "0-a.bin"
-    monkeypatch.setattr(
-        "consumers.storage._sync",
-        lambda path: synced.append((path.relative_to(tmp_path).as_posix(), final.exists())),
-    )
-    storage = Storage.open(tmp_path.as_uri())
-    async with storage.writing(f"{INCOMING}/t") as sink:
-        await sink(b"whole")
-        assert not final.exists()
-    await storage.place(f"{INCOMING}/t", "owner/operation/0-a.bin")
-    assert final.read_bytes() == b"whole"
-    assert synced == [(f"{INCOMING}/t", False), ("owner/operation", True), ("owner", True), (".", True)]
-
-
-async def test_a_file_of_many_pieces_arrives_whole_and_in_order(tmp_path: Path) -> None:
-    storage = Storage.open(tmp_path.as_uri())
-    content = os.urandom(5_000_001)
-    async with storage.writing(f"{INCOMING}/t") as sink:
-        for start in range(0, len(content), 70_001):
-            await sink(content[start : start + 70_001])
-    await storage.place(f"{INCOMING}/t", "owner/0-a.bin")
-    assert (tmp_path / "owner" / "0-a.bin").read_bytes() == content
-    assert not list((tmp_path / INCOMING).iterdir())
