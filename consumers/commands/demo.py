@@ -51,7 +51,7 @@ def command(operations: int, seed: int | None, keep: Path | None, look: Path | N
     kept: Path | None = None
     with _view(as_json) as view:
         view.say(f"seed {chosen}: PostgreSQL and the broker are starting")
-        with Servers(keep, chosen) as servers:
+        with Servers(keep, seed=chosen, operations=operations) as servers:
             scenario = Scenario(servers, view, operations=operations, seed=chosen)
             try:
                 summary, snapshot = scenario.run()

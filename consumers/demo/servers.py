@@ -17,6 +17,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 import psycopg
+import yaml
 from psycopg import sql
 
 from consumers.demo.application import PROVIDER, SCHEMA
@@ -29,7 +30,7 @@ from relay.kafka.embedded import EmbeddedKafka
 DATABASE: Final = "studio"
 PREFIX: Final = "demo"
 ROLES: Final = ("relay_app", "relay_replicator", "relay_worker", "relay_operator", "relay_reader")
-PROFILES: Final = Path(__file__).resolve().parent / "profiles"
+PROFILE: Final = Path(__file__).resolve().parent / "profiles" / "simulator.yaml"
 
 # Everything is thrown away: a crash of the machine is not among the demo's crashes.
 POSTGRES_SETTINGS: Final = {"fsync": "off", "shared_buffers": "64MB", "max_wal_size": "256MB"}
@@ -42,6 +43,8 @@ DRIP_S: Final = 0.5
 """Between two bytes of a slow answer: some forty seconds for all of it, against a deadline of three."""
 LATE_S: Final = 4.5
 """A late acceptance comes after the client's deadline."""
+GIVE_UP_EACH_S: Final = 0.1
+"""Added for each operation to what the profile gives a job: two cores observe some thirty a second."""
 _START_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.02
 
@@ -70,8 +73,9 @@ class Servers:
     `folder` is removed at the end unless `keep` named it or `keep_folder` was called.
     """
 
-    def __init__(self, keep: Path | None, seed: int) -> None:
+    def __init__(self, keep: Path | None, *, seed: int, operations: int) -> None:
         self._keep = keep
+        self._operations = operations
         self._seed = seed
         self._stack = ExitStack()
         self._passwords: dict[str, str] = {}
@@ -93,8 +97,9 @@ class Servers:
 
     def _open(self) -> None:
         self.folder = self._make_folder()
-        for name in ("logs", "outputs", "spool"):
+        for name in ("logs", "outputs", "spool", "profiles"):
             (self.folder / name).mkdir()
+        self._write_profile()
         self.kafka = self._stack.enter_context(EmbeddedKafka())
         self.postgres = EmbeddedPostgres(self.folder / "postgres", settings=POSTGRES_SETTINGS)
         self._stack.callback(self.postgres.stop, "fast" if self._keep else "immediate")
@@ -120,6 +125,13 @@ class Servers:
     def _remove(self, folder: Path) -> None:
         if self._keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _write_profile(self) -> None:
+        """The demo's profile, with time enough for this number of jobs."""
+        profile = yaml.safe_load(PROFILE.read_text(encoding="utf-8"))
+        profile["give_up_s"] += GIVE_UP_EACH_S * self._operations
+        text = yaml.safe_dump(profile, sort_keys=False)
+        (self.folder / "profiles" / PROFILE.name).write_text(text, encoding="utf-8")
 
     def keep_folder(self) -> Path:
         """Keep the folder after all: there is something to look at."""
@@ -228,7 +240,7 @@ class Servers:
             "RELAY_TOPIC_PREFIX": PREFIX,
             # The embedded broker shows uncommitted records to everybody: exactly once can't be shown there.
             "RELAY_DELIVERY": "at_least_once",
-            "RELAY_PROFILES": str(PROFILES),
+            "RELAY_PROFILES": str(self.folder / "profiles"),
             f"RELAY_PROVIDER_{PROVIDER.upper()}_URL": self.provider_url or "http://127.0.0.1",
             f"RELAY_PROVIDER_{PROVIDER.upper()}_SECRET": self._secret,
             "RELAY_OUTPUTS_URL": self.outputs.as_uri(),

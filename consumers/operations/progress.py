@@ -14,24 +14,27 @@ _SQL: Final = Queries("progress")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`phases`: (kind, phase) to how many. `busy`: operations that move without a person. `waiting`: reason
-    of a hold that passes by itself to how many."""
+    """`phases`: (kind, phase) to how many. `busy`: operations that move without a person. `given_up`: those
+    whose job takes too long, which are asked for slowly and have a review. `waiting`: reason of a hold that
+    passes by itself to how many."""
 
     phases: Mapping[tuple[str, str], int]
-    busy: int
+    busy: frozenset[UUID]
+    given_up: frozenset[UUID]
     waiting: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        return sum(self.phases.values())
 
 
 def read_progress(connection: psycopg.Connection[Any]) -> Progress:
     """Raises psycopg's errors."""
     phases = {(kind, phase): count for kind, phase, count in connection.execute(_SQL["phases"]).fetchall()}
-    busy = connection.execute(_SQL["busy"]).fetchone()
+    moving = connection.execute(_SQL["moving"]).fetchall()
     waiting = dict(connection.execute(_SQL["waiting"]).fetchall())
-    return Progress(phases, int(busy[0]) if busy else 0, waiting)
+    return Progress(
+        phases,
+        busy=frozenset(operation for operation, given_up in moving if not given_up),
+        given_up=frozenset(operation for operation, given_up in moving if given_up),
+        waiting=waiting,
+    )
 
 
 def submitting(connection: psycopg.Connection[Any]) -> dict[UUID, str]:

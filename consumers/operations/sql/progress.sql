@@ -1,13 +1,13 @@
 -- name: phases
 select kind, phase, count(*) from relay.operation group by kind, phase order by kind, phase
 
--- name: busy
--- What moves without a person. A stuck job's operation goes on being asked for, and its review is open.
-select count(*) from relay.operation o
- where o.phase in ('prepared', 'claimed', 'submitting')
-    or (o.phase = 'accepted' and not exists (
-          select 1 from relay.review r
-           where r.operation_id = o.operation_id and r.kind = 'job_unknown' and r.state = 'open'))
+-- name: moving
+-- What moves without a person; given_up is what is still asked for, and has a review because it takes too long.
+select o.operation_id,
+       o.phase = 'accepted' and exists (
+         select 1 from relay.review r
+          where r.operation_id = o.operation_id and r.kind = 'job_unknown' and r.state = 'open') as given_up
+  from relay.operation o where o.phase in ('prepared', 'claimed', 'submitting', 'accepted')
 
 -- name: waiting
 -- Held until something outside changes: a limit that is raised, a provider account that is resumed.
