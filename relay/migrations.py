@@ -106,8 +106,7 @@ def _compare(migrations: list[Migration], applied: dict[str, str]) -> None:
 
 
 def _apply_one(connection: psycopg.Connection[Any], migration: Migration) -> None:
-    # psycopg takes a literal string type; the text is ours, from the release.
-    statement = sql.SQL(migration.text)  # type: ignore[arg-type]
+    statement = sql.SQL(migration.text)
     try:
         with connection.transaction():
             connection.execute(statement)
