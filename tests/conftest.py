@@ -10,6 +10,7 @@ pytest_plugins = (
     "fix_process",
     "fix_operations",
     "fix_reviews",
+    "fix_commands",
     "fix_consumer",
     "fix_dispatch",
     "fix_relay",

@@ -4,6 +4,7 @@ The database's guards have the last word; this says the same first, in sentences
 """
 
 from dataclasses import dataclass
+from datetime import UTC
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final
@@ -127,7 +128,7 @@ def _require_silence(seen: Whole, decision: Decision) -> None:
         if until is not None and until > seen.read_at:
             raise Refused(
                 f"The request of attempt {attempt.attempt_id} may still arrive at the provider until"
-                f" {until:%Y-%m-%d %H:%M:%S %Z}.",
+                f" {until.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}.",
                 meaning="That we gave up waiting doesn't stop it: deciding now could pay for two jobs.",
                 remedy=f"Decide after that, in {int((until - seen.read_at).total_seconds()) + 1} s.",
             )

@@ -5,7 +5,7 @@ proposes nothing: whether a job exists is for evidence or a person to say.
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from consumers.operations.decisions import FROM, Decision, Refused, Resolution, require_possible
@@ -83,6 +83,8 @@ def judge(review: Review, seen: Whole) -> Judgement:
     if review.kind == "hold":
         entry = seen.journal[-1]
         proven.append(f"It is held for {seen.operation.phase_reason}: {entry.reason}.")
+    if seen.operation.accounting == "unsettled":
+        unproven.append("What the job costs: nothing has said so yet.")
     if seen.operation.cancel_requested:
         proven.append("A cancel was requested.")
     proven += [_booked(reservation) for reservation in seen.reservations]
@@ -101,6 +103,9 @@ def _judge_attempt(attempt: Attempt, now: datetime, proven: list[str], unproven:
             f"The provider refused {name} by a rule of its profile ({attempt.outcome_reason}, {charged})."
         )
         return
+    if attempt.released_by_review is not None:
+        proven.append(f"A person decided that no job came of {name} (review {attempt.released_by_review}).")
+        return
     if not attempt.reported:
         proven.append(f"{attempt.worker} was about to send {name} at {_moment(attempt.first_sent_at)}.")
         unproven.append(
@@ -110,9 +115,6 @@ def _judge_attempt(attempt: Attempt, now: datetime, proven: list[str], unproven:
     else:
         proven.append(f"Of {name}: {_answer(attempt)}")
     if attempt.outcome == "accepted":
-        return
-    if attempt.released_by_review is not None:
-        proven.append(f"A person decided that {name} was not accepted (review {attempt.released_by_review}).")
         return
     unproven.append(f"Whether the provider made a job of {name}, and charged for it.")
     if attempt.late_delivery_until is not None and attempt.late_delivery_until > now:
@@ -191,9 +193,11 @@ def _fits(resolution: Resolution, review: Review, seen: Whole) -> bool:
             return not waits and any(one.state in ("reserved", "disputed") for one in seen.reservations)
         case Resolution.ACCEPTED:
             return seen.operation.phase == Phase.UNCERTAIN or bool(ids_seen(review, seen))
+        case Resolution.LOST:
+            return review.kind in ("job_unknown", "id_collision")
         case _:
             return True
 
 
 def _moment(moment: datetime | None) -> str:
-    return "an unknown time" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S %Z}"
+    return "an unknown time" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -24,7 +24,8 @@ def plain(value: object) -> Text:
 
 
 def moment(value: datetime | None) -> str:
-    return "" if value is None else f"{value:%Y-%m-%d %H:%M:%S}"
+    """In UTC, whatever the server's or the reader's zone."""
+    return "" if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
 def amount(value: Decimal) -> str:

@@ -147,6 +147,9 @@ begin
     perform relay.book(was, 'overrun', p_cost - case when was.state = 'released' then 0 else was.amount end, p_reason);
   end if;
   update relay.operation set accounting = relay.accounting_of(operation_id) where operation_id = was.operation_id;
+  -- An error came with the id, and the question was what the job costs: that is answered.
+  update relay.review set state = 'superseded', revision = revision + 1
+   where operation_id = was.operation_id and attempt_id = p_attempt_id and kind = 'id_with_error' and state = 'open';
   return true;
 end;
 $$;

@@ -192,7 +192,8 @@ CORRUPTIONS: Final = (
         "insert into relay.output (operation_id, ordinal, name, url) values ({0}, 0, 'a', 'https://a')",
         "insert into relay.operation (kind, owner_id, operation_key, specification_hash, payload,"
         " payload_version, max_cost, cost_unit, requested_by, phase, phase_reason, parent_operation_id,"
-        " is_final) values ('delivery', 'studio', 'd', repeat('0', 64), '{{}}', 1, 0, 'credit', 'me', 'stored', 'x', {0}, true)",
+        " is_final) values ('delivery', 'studio', 'd', repeat('0', 64), '{{}}', 1, 0, 'credit', 'me',"
+        " 'stored', 'x', {0}, true)",
     ),
     Corruption(
         "delivery_digest",

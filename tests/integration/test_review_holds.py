@@ -9,7 +9,7 @@ import pytest
 from consumers.operations import reviews
 from consumers.operations.decisions import Refused, Resolution
 from consumers.operations.refusals import in_words
-from fix_operations import OPERATOR, Stage
+from fix_operations import OPERATOR, WORKER, Stage
 from fix_reviews import asked_for, decision, state_of, uncertain
 
 pytestmark = pytest.mark.anyio
@@ -89,3 +89,18 @@ async def test_closing_the_only_review_of_what_waits_for_it_is_refused(
         committing_stage.one("select phase from relay.operation where operation_id = %s", operation)
         == "uncertain"
     )
+
+
+async def test_a_settled_cost_answers_the_question_what_the_job_costs(committing_stage: Stage) -> None:
+    operation = committing_stage.prepare()
+    attempt = committing_stage.accepted(operation)
+    with committing_stage.acting(WORKER):
+        committing_stage.connection.execute(
+            "insert into relay.review (operation_id, attempt_id, kind, deadline)"
+            " values (%s, %s, 'id_with_error', relay.now())",
+            [operation, attempt],
+        )
+        committing_stage.connection.execute("select relay.settle(%s, 4, 'job succeeded')", [attempt])
+    state = state_of(committing_stage, operation)
+    assert state is not None
+    assert (state[3], state[7]) == (0, ["superseded"])
