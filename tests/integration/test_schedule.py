@@ -10,6 +10,7 @@ import pytest
 
 from consumers.collect import Collect
 from consumers.deliver import Deliver
+from consumers.operations import due
 from consumers.dispatch import Dispatch
 from fix_postgres import Database
 from fix_scene import OWNER, Scene
@@ -102,6 +103,17 @@ async def test_an_accepted_operation_is_asked_for_when_it_is_due_and_not_before(
     await scene.wake("2 minutes")
     await scene.wake()
     assert len(scene.events(operation_id, COLLECTION)) == 2
+
+
+async def test_what_two_schedules_found_due_is_written_once(scene: Scene) -> None:
+    operation_id = scene.prepare()
+    scene.advance("2 minutes")
+    async with scene.context() as ctx, ctx.pool.connection() as connection:
+        found = await due.due(connection, 10)
+        assert found == [operation_id]
+        assert await due.emit_due(connection, found) == 1
+        assert await due.emit_due(connection, found) == 0
+    assert len(scene.events(operation_id, GENERATION)) == 2
 
 
 async def test_what_may_not_be_claimed_yet_is_not_emitted_yet(scene: Scene) -> None:
