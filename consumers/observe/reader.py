@@ -4,6 +4,7 @@
 reader, or follows them.
 """
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ class TopicReader:
             "auto.offset.reset": "earliest",
         }
         try:
-            self._kafka = Consumer(properties)
+            self._kafka = Consumer(properties, logger=logging.getLogger("relay.librdkafka"))
         except (KafkaException, ValueError) as error:
             raise UsageError(f"The Kafka settings (RELAY_KAFKA_…) aren't accepted: {error}.") from None
         try:

@@ -42,12 +42,13 @@ class PartitionOffsets:
         self._finished_early.add(offset)
         while self._unfinished and self._unfinished[0] in self._finished_early:
             first = self._unfinished.popleft()
-            self._finished_early.remove(first)
+            self._finished_early.discard(first)
             self._position = first + 1
 
     def reached_end(self, position: int) -> None:
         """The broker has nothing below `position` that wasn't received."""
-        self._end = max(self._end, position)
+        if position > 0:
+            self._end = max(self._end, position)
 
     def committable(self) -> int | None:
         """The position to commit, or None when there is nothing new."""

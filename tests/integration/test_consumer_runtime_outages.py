@@ -62,12 +62,10 @@ def test_the_inbox_has_each_delivery_before_its_offset_is_committed(
     environment = {"RELAY_DATABASE_URL": database.url_as("relay_worker")}
     child = start_probe(environment)
     topic.wait_until_drained(group)
-    partitions_in_order = [0, 1] if topic.partitions == 1 else [0, 0]
-    assert [(row[1], row[2], row[3]) for row in inbox(database, group)] == [
-        (1, "handled", None),
-        (1, "parked", "permanent: no gate will ever open"),
+    assert inbox(database, group) == [
+        (0, 1, "handled", None),
+        (1, 1, "parked", "permanent: no gate will ever open"),
     ]
-    assert [row[0] for row in inbox(database, group)] == partitions_in_order
     assert child.stop() == 0
 
 
@@ -165,7 +163,7 @@ def test_a_topic_that_is_made_later_is_found(
     kafka: Kafka, start_probe: StartProbe, topic_prefix: str, group: str
 ) -> None:
     child = start_probe(wait_for="consumer started")
-    topic = Topic(kafka, topic_prefix, PROBED, 1 if kafka.real else 4)
+    topic = Topic(kafka, topic_prefix, PROBED, 1)
     if kafka.real:
         child.wait_for("kafka complains, going on")
     topic.create()

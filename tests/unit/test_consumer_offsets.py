@@ -56,6 +56,7 @@ def test_an_end_that_was_overtaken_by_a_new_record_is_not_committed() -> None:
 
 def test_an_empty_partition_commits_its_end_once() -> None:
     tracker = PartitionOffsets()
+    tracker.reached_end(0)
     assert tracker.committable() is None
     tracker.reached_end(7)
     assert tracker.committable() == 7
