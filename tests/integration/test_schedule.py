@@ -10,8 +10,8 @@ import pytest
 
 from consumers.collect import Collect
 from consumers.deliver import Deliver
-from consumers.operations import due
 from consumers.dispatch import Dispatch
+from consumers.operations import due
 from fix_postgres import Database
 from fix_scene import OWNER, Scene
 
