@@ -16,7 +16,6 @@ from consumers.demo.plan import LEAST
 from consumers.demo.scenario import Scenario
 from consumers.demo.servers import Servers
 from consumers.demo.summary import text
-from relay.errors import RelayError
 
 
 @click.command("demo", short_help="The whole path on this machine, with faults and crashes.")
@@ -52,12 +51,8 @@ def command(operations: int, seed: int | None, keep: Path | None, look: Path | N
     with _view(as_json) as view:
         view.say(f"seed {chosen}: PostgreSQL and the broker are starting")
         with Servers(keep, seed=chosen, operations=operations) as servers:
-            scenario = Scenario(servers, view, operations=operations, seed=chosen)
-            try:
-                summary, snapshot = scenario.run()
-            except RelayError as error:
-                error.remedy = f"{error.remedy} Everything is kept in {servers.keep_folder()}.".strip()
-                raise
+            view.say(f"everything is in {servers.folder}")
+            summary, snapshot = Scenario(servers, view, operations=operations, seed=chosen).run()
             if keep is not None or not summary.holds:
                 kept = servers.keep_folder()
                 keepsake.write(kept, summary, snapshot)

@@ -43,7 +43,7 @@ DRIP_S: Final = 0.5
 """Between two bytes of a slow answer: some forty seconds for all of it, against a deadline of three."""
 LATE_S: Final = 4.5
 """A late acceptance comes after the client's deadline."""
-GIVE_UP_EACH_S: Final = 0.1
+GIVE_UP_EACH_S: Final = 0.07
 """Added for each operation to what the profile gives a job: two cores observe some thirty a second."""
 _START_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.02
@@ -70,7 +70,7 @@ class Workers:
 class Servers:
     """`with Servers(keep) as servers:` brings everything up but the workers; leaving it ends everything.
 
-    `folder` is removed at the end unless `keep` named it or `keep_folder` was called.
+    `folder` is removed at the end unless `keep` named it, `keep_folder` was called, or something failed.
     """
 
     def __init__(self, keep: Path | None, *, seed: int, operations: int) -> None:
@@ -93,6 +93,13 @@ class Servers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """After a failure the folder is kept, and the error says where; after an interrupt it isn't."""
+        if isinstance(error, Exception):
+            kept = f"Everything is kept in {self.keep_folder()}."
+            if isinstance(error, RelayError):
+                error.remedy = f"{error.remedy} {kept}".strip()
+            else:
+                error.add_note(kept)
         self._stack.close()
 
     def _open(self) -> None:
