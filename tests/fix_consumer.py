@@ -36,6 +36,9 @@ TESTS = Path(__file__).resolve().parent
 PROBED = "collection.requested"
 """The event type that the probe consumes."""
 
+PHASES = ("prepared", "claimed", "submitting", "accepted", "succeeded")
+"""A life without trouble, version 1 to 5."""
+
 
 def entry_points(folder: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> Path:
     """Make `folder` look like an installed distribution `name` with these entry points; put it on
@@ -164,6 +167,29 @@ class Topic:
         """Until the group's lag is 0 on every partition."""
         ends = self.ends()
         eventually(lambda: self.committed(group) == ends, f"{group} commits {ends} on {self.name}")
+
+
+def transitions(topic: Topic, operation_id: uuid.UUID, versions: range) -> list[dict[str, Any]]:
+    """Records of the journal entries `versions` of one operation."""
+    return [
+        topic.record(
+            {
+                "operation_id": str(operation_id),
+                "owner_id": "studio",
+                "kind": "generation",
+                "version": version,
+                "from_phase": PHASES[version - 2] if version > 1 else None,
+                "to_phase": PHASES[version - 1],
+                "cause": "answer",
+                "reason": "as told",
+                "actor": "test",
+                "dispatch_no": 1,
+                "specification_hash": "00",
+                "transitioned_at": datetime.now(UTC).isoformat(),
+            }
+        )
+        for version in versions
+    ]
 
 
 def read_all(kafka: Kafka, topic: str, at_least: int) -> list[Message]:

@@ -284,6 +284,33 @@ def test_members_that_come_go_and_crash_lose_nothing_and_keep_every_keys_order(
     assert not second_ended & third_ended
 
 
+def test_a_member_that_slept_through_its_session_commits_nothing_of_what_it_lost(
+    make_topic: Callable[..., Topic],
+    start_probe: StartProbe,
+    probe_site: ProbeSite,
+    group: str,
+    real_kafka: Kafka,
+) -> None:
+    topic = make_topic()
+    topic.instruct("hold:gate", "n1", "n2")
+    sleeper = start_probe()
+    sleeper.wait_for("^end n2")
+    sleeper.signal(signal.SIGSTOP)
+    probe_site.open_gate("gate")
+    heir = start_probe(wait_for=r"partitions assigned.*\[0\]")
+    topic.wait_until_drained(group)
+    assert sorted(offsets_of(heir.output(), "end")) == [(0, 0), (0, 1), (0, 2)]
+    sleeper.signal(signal.SIGCONT)
+    sleeper.wait_for("partitions lost: nothing of them is committed")
+    sleeper.wait_for("^end hold:gate")
+    assert heir.stop() == 0
+    # It is a member again, and goes on where the heir has stopped.
+    topic.instruct("n3")
+    sleeper.wait_for("^end n3")
+    topic.wait_until_drained(group)
+    assert "n3" not in heir.output()
+
+
 def test_a_crash_after_the_handler_delivers_the_record_again(
     make_topic: Callable[..., Topic], start_probe: StartProbe, group: str
 ) -> None:

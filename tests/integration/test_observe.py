@@ -10,36 +10,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from fix_consumer import ProbeSite, Topic
+from fix_consumer import ProbeSite, Topic, transitions
 from fix_kafka import Kafka
 from fix_process import RunProcess
 
-PHASES = ("prepared", "claimed", "submitting", "accepted", "succeeded")
-
 Observe = Callable[..., list[dict[str, Any]]]
-
-
-def transitions(topic: Topic, operation_id: uuid.UUID, versions: range) -> list[dict[str, Any]]:
-    """Records of the journal entries `versions` of one operation."""
-    return [
-        topic.record(
-            {
-                "operation_id": str(operation_id),
-                "owner_id": "studio",
-                "kind": "generation",
-                "version": version,
-                "from_phase": PHASES[version - 2] if version > 1 else None,
-                "to_phase": PHASES[version - 1],
-                "cause": "answer",
-                "reason": "as told",
-                "actor": "test",
-                "dispatch_no": 1,
-                "specification_hash": "00",
-                "transitioned_at": datetime.now(UTC).isoformat(),
-            }
-        )
-        for version in versions
-    ]
 
 
 @pytest.fixture
