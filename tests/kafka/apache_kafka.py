@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -121,13 +121,17 @@ def _free_ports(count: int) -> list[int]:
 class ApacheKafka:
     """One broker whose logs live in `folder`; it may be stopped, killed and started again on the same port.
 
-    `settings` are added to `SETTINGS` and win. Set `advertised_port` before `start` to put a proxy between.
+    `settings` are added to `SETTINGS` and win; `jvm` replaces `JVM`. Set `advertised_port` before `start` to
+    put a proxy between.
     """
 
-    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, settings: Mapping[str, str] | None = None, jvm: Sequence[str] = JVM
+    ) -> None:
         self.folder = folder
         self.version = version()
         self.settings = {**SETTINGS, **(settings or {})}
+        self._jvm = tuple(jvm)
         self.port, self._controller_port = _free_ports(2)
         self.advertised_port: int | None = None
         self.log = folder / "kafka.log"
@@ -186,7 +190,7 @@ class ApacheKafka:
 
     def _java(self, *arguments: str) -> list[str]:
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-        return ["java", *JVM, quiet, "-cp", f"{self._lib}/*", *arguments]
+        return ["java", *self._jvm, quiet, "-cp", f"{self._lib}/*", *arguments]
 
     def _properties(self) -> str:
         settings = {
