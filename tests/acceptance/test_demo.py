@@ -74,6 +74,12 @@ def _the_kept_database_can_be_looked_at(
     with psycopg.connect(url[1]) as connection:
         row = connection.execute("select count(*) from relay.operation where phase = 'uncertain'").fetchone()
     assert row == (len(summary["uncertain"]),)
+    told = summary["uncertain"][0]
+    shown = run_process(told["command"].split()[1:], {"RELAY_DATABASE_URL": url[1]})
+    assert shown.wait() == 0, shown.output()
+    assert told["operation_id"] in shown.output()
+    audited = run_process(["ops", "audit"], {"RELAY_DATABASE_URL": url[1]})
+    assert audited.wait() == 0, audited.output()
     assert looking.stop() == 0
 
 
