@@ -3,6 +3,7 @@
 It decides nothing by itself, and takes no decision at a sight that is no longer true.
 """
 
+from dataclasses import fields
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -82,7 +83,8 @@ def show(ctx: click.Context, *, review: UUID, as_json: bool) -> None:
     sight = with_database(ctx, work)
     judgement = judge(sight.review, sight.whole)
     if as_json:
-        say_json({"review": sight.review, "judgement": judgement, "operation": sight.whole})
+        known = {field.name: getattr(sight.whole, field.name) for field in fields(sight.whole)}
+        say_json({"review": sight.review, "judgement": judgement, **known})
     else:
         draw(review_screen(sight.review, sight.whole, judgement))
 

@@ -26,6 +26,8 @@ _KNOWN: Final = {
     "OR012": ("Nothing was changed.", "Look at it again: `relay ops show ID` tells what is proven."),
     "OR013": ("Nothing was changed.", "Every transition says who, why and by what cause."),
     "OR014": ("Nothing was changed.", "Decide what becomes of the operation, not only of its review."),
+    "40001": ("Somebody else changed it at the same moment; nothing was changed.", "Try again."),
+    "40P01": ("Somebody else changed it at the same moment; nothing was changed.", "Try again."),
     "42501": ("Nothing was changed.", "Use a login that is a member of the role relay_operator."),
     "42P01": ("The tables are not there, or not in this database.", "Run `relay init`."),
     "3F000": ("The schema relay is not in this database.", "Run `relay init`."),

@@ -193,6 +193,9 @@ def _fits(resolution: Resolution, review: Review, seen: Whole) -> bool:
             return not waits and any(one.state in ("reserved", "disputed") for one in seen.reservations)
         case Resolution.ACCEPTED:
             return seen.operation.phase == Phase.UNCERTAIN or bool(ids_seen(review, seen))
+        case Resolution.REJECT:
+            # A delivery has nobody who could reject it: it is released or cancelled.
+            return seen.operation.parent_operation_id is None
         case Resolution.LOST:
             return review.kind in ("job_unknown", "id_collision")
         case _:

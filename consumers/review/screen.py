@@ -131,6 +131,10 @@ def _sentences(sentences: tuple[str, ...]) -> Text:
 
 
 def _commands(judgement: Judgement) -> Iterable[RenderableType]:
+    if not judgement.choices:
+        yield plain(
+            "No command of this release decides a review of this kind here: it stays open, and visible."
+        )
     for choice in judgement.choices:
         yield Text.assemble(plain(choice.command), "\n    ", Text(choice.effect, style="dim"))
         if choice.refused_now:

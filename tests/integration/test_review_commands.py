@@ -55,6 +55,10 @@ def test_a_lost_answer_is_found_confirmed_by_the_provider_and_observed_without_a
     (waiting,) = command("review", "list", "--json", env=env).json
     assert (waiting["operation_id"], waiting["kind"]) == (str(operation), "uncertain_submission")
 
+    known = command("review", "show", str(operation), "--json", env=env).json
+    assert known["review"]["review_id"] == waiting["review_id"]
+    assert known["operation"]["operation_id"] == str(operation)
+    assert len(known["judgement"]["choices"]) == 5
     shown = command("review", "show", waiting["review_id"], env=env)
     assert shown.status == 0
     for words in (

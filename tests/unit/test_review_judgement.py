@@ -235,6 +235,20 @@ def test_a_hold_says_what_for_and_offers_three_ends() -> None:
     assert [command.split()[0] for command in _commands(seen)] == ["release", "reject", "cancel"]
 
 
+def test_a_delivery_that_is_held_can_not_be_rejected_by_anybody() -> None:
+    review = _review(kind="hold", attempt_id=None)
+    seen = _whole(review=review, phase="held", phase_reason="configuration", parent_operation_id=UUID(int=5))
+    assert [command.split()[0] for command in _commands(seen)] == ["release", "cancel"]
+
+
+def test_a_question_that_no_command_decides_yet_is_said_to_stay_open() -> None:
+    review = _review(kind="second_id")
+    seen = _whole(review=review, phase="succeeded", job_id="j")
+    out = io.StringIO()
+    Console(file=out, width=200).print(review_screen(review, seen, judge(review, seen)))
+    assert "No command of this release decides" in out.getvalue()
+
+
 def test_a_final_operation_whose_job_turned_up_can_be_accepted_after_all() -> None:
     review = _review(kind="contradiction", evidence={"job_id": "job-5"})
     seen = _whole(_attempt(), review=review, phase="abandoned")
