@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 from consumers.operations.ground import Ground, say
 from consumers.operations.lifecycle import LATE_IDS_MOVE, Cause, Hold, Phase
 from consumers.operations.queries import Queries
+from consumers.providers.evidence import bounded
 from consumers.providers.outcome import Submission
 from consumers.providers.profile import Profile
 
@@ -148,7 +149,7 @@ class _Application:
             dispatch_no=operation.dispatch_no,
             actor=self.actor,
             reason=self.outcome.reason,
-            evidence=Jsonb(self.outcome.evidence),
+            evidence=Jsonb(bounded(self.outcome.evidence)),
         )
         return await self._return_unsent("move_claimed")
 
@@ -307,7 +308,7 @@ class _Application:
             reason=reason or self.outcome.reason,
             charged=charged,
             status=status if isinstance(status, int) else None,
-            evidence=Jsonb(self.outcome.evidence),
+            evidence=Jsonb(bounded(self.outcome.evidence)),
         )
 
     async def _add_job(self, job_id: str, role: str) -> None:

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-import msgspec
 import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
@@ -17,13 +16,11 @@ from consumers.operations.ground import Ground, say
 from consumers.operations.lifecycle import Cause, Phase
 from consumers.operations.polling import Contradiction, Finish, Noted, Poll, Subject, Verdict
 from consumers.operations.queries import Queries
+from consumers.providers.evidence import bounded
 from consumers.providers.observation import Observation
 from consumers.providers.profile import Profile
 
 _SQL: Final = Queries("observations")
-
-EVIDENCE_BYTES: Final = 60_000
-"""Under the 65,536 that an attempt's row may hold. JSON may write one byte of a body as six."""
 
 _Connection = psycopg.AsyncConnection[Any]
 
@@ -90,17 +87,6 @@ async def apply_observation(
         )
         await _Consequence(connection, subject, asked, observation, profile, actor).of(verdict)
     return verdict
-
-
-def bounded(evidence: dict[str, Any]) -> dict[str, Any]:
-    """`evidence` as the attempt's row can hold it: the excerpt of the body goes first, its digest stays."""
-    if len(msgspec.json.encode(evidence)) <= EVIDENCE_BYTES:
-        return evidence
-    kept = {name: held for name, held in evidence.items() if name not in {"body", "body_base64"}}
-    kept["body_left_out"] = True
-    if len(msgspec.json.encode(kept)) <= EVIDENCE_BYTES:
-        return kept
-    return {"status": evidence.get("status"), "left_out": True}
 
 
 class _Consequence:

@@ -5,10 +5,14 @@ import codecs
 import hashlib
 from typing import Any, Final
 
+import msgspec
+
 from consumers.providers.answer import Answer
 
 EXCERPT_BYTES: Final = 16 * 1024
 """Most of a body that goes into the database; the spool has all that was read."""
+EVIDENCE_BYTES: Final = 60 * 1024
+"""Most that an attempt keeps, as compact JSON; the column takes 64 KiB of jsonb's own, wider text."""
 _TEXT_CHARACTERS: Final = 1024
 """Most of one header or error that is kept."""
 _HEADERS: Final = frozenset(
@@ -54,6 +58,21 @@ def evidence(answer: Answer, **first: Any) -> dict[str, Any]:
         kept["body_sha256"] = hashlib.sha256(answer.body).hexdigest()
         kept |= _excerpt(answer)
     return kept
+
+
+def bounded(evidence: dict[str, Any]) -> dict[str, Any]:
+    """`evidence` as an attempt's row can hold it: the excerpt of the body goes first, its digest stays.
+
+    16 KiB of control characters are six times that in JSON, and a row that can't be written would keep the
+    answer out of the database for ever.
+    """
+    if len(msgspec.json.encode(evidence)) <= EVIDENCE_BYTES:
+        return evidence
+    kept = {name: held for name, held in evidence.items() if name not in {"body", "body_base64"}}
+    kept["body_left_out"] = True
+    if len(msgspec.json.encode(kept)) <= EVIDENCE_BYTES:
+        return kept
+    return {"status": evidence.get("status"), "left_out": True}
 
 
 def text(raw: str, secrets: tuple[str, ...] = ()) -> str:

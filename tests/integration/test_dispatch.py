@@ -11,7 +11,8 @@ import pytest
 from consumers.dispatch import Dispatch
 from consumers.operations import claims
 from consumers.operations.answers import Applied, apply_submission
-from consumers.providers.outcome import Submission
+from consumers.providers.answer import Answer
+from consumers.providers.outcome import Submission, classify_submission
 from consumers.providers.simulator_world import Fault, Plan
 from fix_dispatch import Dispatching
 from relay.errors import Unavailable
@@ -358,3 +359,21 @@ async def test_the_spools_entry_is_on_the_disk_before_the_first_byte_and_the_ans
     first_byte = order.index("send")
     assert order[:first_byte] == [entry, folder]
     assert entry in order[first_byte:]
+
+
+async def test_an_answer_full_of_control_characters_is_recorded(dispatching: Dispatching) -> None:
+    """JSON writes each as six characters: what the row can't hold must not keep the answer out of it."""
+    operation = dispatching.prepared()
+    token = await _leave_sending(dispatching, await dispatching.dispatcher(), operation)
+    answer = Answer(status=500, body=b"\x01" * 20_000, body_complete=True, sent=True, hook_returned=True)
+    async with dispatching.pool.connection() as connection:
+        await apply_submission(
+            connection,
+            attempt_id=token,
+            operation_id=operation,
+            outcome=classify_submission(dispatching.profile, answer),
+            profile=dispatching.profile,
+            actor="test",
+        )
+    assert dispatching.row(operation, "phase") == ("uncertain",)
+    assert dispatching.all("select evidence ->> 'body_bytes' from relay.attempt") == [("20000",)]
