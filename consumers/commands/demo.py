@@ -45,7 +45,8 @@ def command(operations: int, seed: int | None, keep: Path | None, look: Path | N
     if look is not None:
         keepsake.look(look, click.echo)
         return
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     kept: Path | None = None
     with _view(as_json) as view:
@@ -63,8 +64,10 @@ def command(operations: int, seed: int | None, keep: Path | None, look: Path | N
         sys.exit(1)
 
 
-def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM ends the demo as Ctrl-C does: its children first."""
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Ctrl-C and SIGTERM end the demo, its children first; a second one must not disturb that."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
