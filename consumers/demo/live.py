@@ -37,7 +37,8 @@ _STYLES: Final = {
     "succeeded": "green",
     "stored": "green",
 }
-_SENTENCES_SHOWN: Final = 12
+_SENTENCES_SHOWN: Final = 8
+"""With the table it fits into a terminal of 24 lines."""
 _LINE_EVERY_S: Final = 2.0
 _BAR: Final = 40
 
@@ -133,7 +134,7 @@ def _table(progress: Progress) -> Table:
             count = progress.phases.get((kind, phase), 0)
             style = _STYLES.get(phase, "cyan") if count else "dim"
             bar = "█" * round(_BAR * count / most)
-            table.add_row(
-                kind, Text(phase, style), Text(str(count), style, justify="right"), Text(bar, style)
-            )
+            number = Text(str(count), style, justify="right")
+            shown = kind if phase == PHASES[kind][0] else ""
+            table.add_row(shown, Text(phase, style), number, Text(bar, style))
     return table
