@@ -455,9 +455,11 @@ class Pipeline:
 
 
 def _read_idle(connection: Connection, publication: str, mapping: OutboxMapping) -> IdleReading:
-    newest_seq = slots.read_newest_seq(connection, mapping) if mapping.rows_kept else 0
+    published = slots.read_published(connection, publication, mapping)
+    countable = mapping.rows_kept and published.outbox_exists
+    newest_seq = slots.read_newest_seq(connection, mapping) if countable else 0
     return IdleReading(
-        published=slots.read_published(connection, publication, mapping),
+        published=published,
         standby_names=slots.read_standby_names(connection),
         newest_seq=newest_seq,
         insert_lsn=slots.read_insert_lsn(connection),

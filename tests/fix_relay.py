@@ -191,6 +191,11 @@ class RelayUnderTest:
         relay_id = self.one("select relay_id from relay.source_identity where slot_name = %s", self.slot)
         return checkpoints.read({"bootstrap.servers": self.kafka.bootstrap}, self.prefix, relay_id)
 
+    def checkpoint_lsn(self) -> int:
+        """The checkpoint's confirmed LSN; 0 without one."""
+        found = self.checkpoint()
+        return 0 if found is None else found.confirmed_lsn
+
     def read(self, *topics: str, isolation: str = "read_committed") -> list[Received]:
         """All records of the topics (this prefix is added; none given: the usual one), partition by
         partition, to the true end."""

@@ -74,6 +74,7 @@ class ReplicationStream:
         self._pg.notice_handler = self._on_notice
         self._get = self._pg.get_copy_data
         self._unflushed = False
+        self._copying = False
         self._written = 0
         self._confirmed = 0
         self._feedback_at = 0.0
@@ -124,6 +125,7 @@ class ReplicationStream:
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise self._failure(result, slot)
         self._pg.nonblocking = 1
+        self._copying = True
         self._heard_at = time.monotonic()
         self._check_notices()
 
@@ -183,7 +185,7 @@ class ReplicationStream:
 
     def close(self) -> None:
         """End the stream politely where that needs no waiting, and free the slot."""
-        if self._pg.status == pq.ConnStatus.OK:
+        if self._copying and self._pg.status == pq.ConnStatus.OK:
             try:
                 self._pg.put_copy_end()
                 self._pg.flush()
@@ -219,6 +221,7 @@ class ReplicationStream:
 
     def _ended(self) -> Exception:
         """The server ended the stream: an error, or its shutdown."""
+        self._copying = False
         result = self._pg.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             return self._failure(result, "")

@@ -1,0 +1,121 @@
+"""The slot moves as far as Kafka durably has everything, no further; and it moves while nobody emits."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from apache_kafka import ApacheKafka
+from fix_kafka import Kafka
+from fix_postgres import Database
+from fix_process import RunProcess
+from fix_relay import RelayUnderTest
+from fix_waiting import eventually
+
+
+@pytest.fixture
+def freezable(
+    own_kafka: Callable[[], ApacheKafka], database: Database, topic_prefix: str, run_process: RunProcess
+) -> Iterator[tuple[RelayUnderTest, ApacheKafka]]:
+    """A relay on a broker of its own, which a test may stop with SIGSTOP."""
+    broker = own_kafka()
+    broker.start()
+    relay = RelayUnderTest(
+        database, Kafka(broker.bootstrap, broker.version, real=True), topic_prefix, run_process
+    )
+    relay.initialise()
+    try:
+        yield relay, broker
+    finally:
+        relay.owner.close()
+
+
+def test_the_slot_never_passes_an_event_that_kafka_does_not_have(
+    freezable: tuple[RelayUnderTest, ApacheKafka],
+) -> None:
+    relay, broker = freezable
+    process = relay.start()
+    relay.emit(1)
+    relay.wait_published(process)
+
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        before = relay.insert_lsn()
+        relay.emit(1)
+        beyond = relay.write_elsewhere()
+        eventually(lambda: relay.read_to() >= beyond, "the relay has read past the event")
+        assert relay.confirmed() <= before
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    relay.wait_published(process)
+    assert len(relay.read()) == 2
+
+
+@pytest.mark.slow
+def test_an_idle_outbox_does_not_hold_the_wal_of_others(relay: RelayUnderTest) -> None:
+    process = relay.start()
+    relay.emit(1)
+    relay.wait_published(process)
+    beyond = relay.write_elsewhere()
+    relay.wait_confirmed(beyond, process)
+    checkpoint = relay.checkpoint()
+    assert checkpoint is not None
+    assert relay.confirmed() <= checkpoint.confirmed_lsn
+
+
+def test_the_slot_is_never_above_the_checkpoint_whenever_the_relay_dies(relay: RelayUnderTest) -> None:
+    relay.emit(1)
+    for failpoint in ("relay.before_feedback", "relay.feedback_sent"):
+        relay.write_elsewhere()
+        process = relay.failing(f"{failpoint}=kill")
+        assert process.wait() == -9, process.output()
+        relay.wait_slot_free()
+        assert 0 < relay.confirmed() <= relay.checkpoint_lsn()
+        relay.emit(1)
+    process = relay.start()
+    relay.wait_published(process)
+    assert len(relay.read()) == 3
+
+
+@pytest.mark.slow  # the question is asked every ten seconds
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "alter publication outbox_relay set table relay.outbox where (seq > 1000)",
+        "alter table relay.outbox rename to renamed",
+    ],
+)
+def test_a_source_that_was_narrowed_confirms_nothing_and_stops(statement: str, relay: RelayUnderTest) -> None:
+    process = relay.start()
+    relay.emit(1)
+    relay.wait_published(process)
+    relay.owner.execute(statement.encode())
+    before = relay.confirmed()
+    relay.write_elsewhere()
+    assert process.wait() == 15, process.output()
+    assert "ALTER" in process.output()
+    assert relay.confirmed() <= max(before, relay.checkpoint_lsn())
+
+
+def test_a_dropped_publication_stops_at_the_first_warning(relay: RelayUnderTest) -> None:
+    process = relay.start()
+    relay.emit(1)
+    relay.wait_published(process)
+    relay.owner.execute("drop publication outbox_relay")
+    relay.emit(1)
+    assert process.wait() == 15, process.output()
+
+
+@pytest.mark.slow
+def test_a_row_that_the_stream_skipped_is_noticed_before_anything_is_confirmed(relay: RelayUnderTest) -> None:
+    process = relay.start()
+    relay.emit(1)
+    relay.wait_published(process)
+    relay.owner.execute("alter publication outbox_relay drop table relay.outbox")
+    relay.emit(1)
+    lost_before = relay.insert_lsn()
+    relay.owner.execute("alter publication outbox_relay add table relay.outbox")
+    relay.write_elsewhere()
+    assert process.wait() == 16, process.output()
+    assert relay.confirmed() < lost_before
