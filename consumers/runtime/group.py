@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from consumers.runtime.assignment import Assignment, Delivery
 from consumers.runtime.metrics import Metrics
 from consumers.runtime.offsets import PartitionOffsets
+from consumers.runtime.properties import consumer_properties, group_id
 from consumers.runtime.record import from_message
 from relay import failpoints
 from relay.errors import RelayError, UsageError
@@ -29,55 +30,15 @@ POLL_S: Final = 0.1
 """Longest wait for a message: what finished meanwhile is committed after it."""
 BATCH_RECORDS: Final = 256
 """Most that go to the event loop at once, so that commits and rebalances get their turn."""
+BUSY_RECORDS: Final = 512
+"""With so many unfinished, records are read only as fast as others finish."""
 WINDOW_RECORDS: Final = 1_000
 """A partition with this many records received and not committable is paused: a crash repeats no more than
 that."""
 HELD_BYTES: Final = 32 * MIB
 """All partitions are paused while the unfinished records of this process hold more."""
-PREFETCH_KIB: Final = 16 * 1024
-"""librdkafka's own queue, in front of ours; its default of 64 MiB per topic is more than a consumer needs."""
-METADATA_S: Final = 5
-"""A topic that the relay creates later is found within this time; librdkafka's default is five minutes."""
 COMPLAINT_S: Final = 30.0
 """The same error of a broker is logged once in this time."""
-
-# What the promises rest on. They aren't defaults: setting another value is refused.
-_FIXED: Final = {
-    "enable.auto.commit": "false",
-    "enable.auto.offset.store": "false",
-    "enable.partition.eof": "true",
-    "isolation.level": "read_committed",
-    "auto.offset.reset": "earliest",
-}
-_DEFAULTS: Final = {
-    # A killed process' partitions are taken over within this; Kafka's default is 45 s. A thread of our own
-    # polls however long handlers take, so only a process that is gone is silent for so long.
-    "session.timeout.ms": "10000",
-    "partition.assignment.strategy": "cooperative-sticky",
-    "queued.max.messages.kbytes": str(PREFETCH_KIB),
-    "topic.metadata.refresh.interval.ms": str(METADATA_S * 1_000),
-    # Several brokers or topics may be named before they exist: that is logged, and waited for.
-    "allow.auto.create.topics": "false",
-}
-
-
-def group_id(settings: Settings, consumer_name: str) -> str:
-    return f"{settings.topic_prefix}.{consumer_name}"
-
-
-def consumer_properties(settings: Settings, group: str) -> dict[str, str]:
-    """librdkafka's properties of a group member. Raises UsageError for one that a promise rests on."""
-    given = settings.require_kafka()
-    for name, value in {**_FIXED, "group.id": group}.items():
-        if given.get(name, value) != value:
-            raise UsageError(
-                f"RELAY_KAFKA_{name.upper().replace('.', '_')} is set to {given[name]}.",
-                meaning=f"Consumers rely on {name} = {value}.",
-                remedy="Unset it.",
-            )
-    # A revoke is answered only when the work in flight is done, so the group must wait longer than that.
-    patience_ms = {"max.poll.interval.ms": str(int(max(300.0, 2 * settings.grace_s + 60) * 1_000))}
-    return {**_DEFAULTS, **patience_ms, **given, **_FIXED, "group.id": group}
 
 
 @dataclass(slots=True)
@@ -119,6 +80,7 @@ class Group:
         self._lost = lost
         self._failed = failed
         self._metrics = Metrics(consumer_name)
+        self._busy_records = max(BUSY_RECORDS, 2 * settings.concurrency)
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._finished: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._committing = False
@@ -166,12 +128,7 @@ class Group:
                 self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
             while not self._closing.is_set():
-                deliveries = self._poll()
-                if deliveries:
-                    self._deliver(deliveries)
-                self._take_finished()
-                self._commit()
-                self._regulate()
+                self._turn()
             self._take_finished()
             self._commit_now(self._partitions.values())
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is told to the main thread
@@ -179,14 +136,29 @@ class Group:
         finally:
             self._kafka.close()
 
-    def _poll(self) -> list[Delivery]:
+    def _turn(self) -> None:
+        """Take what finished, commit, and read: as much as there is, or as much as finished when busy.
+
+        Reading less leaves records in librdkafka's queue; pausing would throw them away and fetch them anew.
+        """
+        busy = sum(len(each.received_at) for each in self._partitions.values()) >= self._busy_records
+        finished = self._take_finished(POLL_S if busy else 0.0)
+        self._commit()
+        self._regulate()
+        # Nothing finished: what is in hand may all be waiting for one key, and other keys must not.
+        most = finished if busy and finished else BATCH_RECORDS
+        deliveries = self._poll(min(most, BATCH_RECORDS), timeout_s=0.0 if busy else POLL_S)
+        if deliveries:
+            self._deliver(deliveries)
+
+    def _poll(self, most: int, timeout_s: float) -> list[Delivery]:
         deliveries: list[Delivery] = []
-        message = self._kafka.poll(POLL_S)
+        message = self._kafka.poll(timeout_s)
         while message is not None:
             delivery = self._received(message)
             if delivery is not None:
                 deliveries.append(delivery)
-            if len(deliveries) >= BATCH_RECORDS:
+            if len(deliveries) >= most:
                 break
             message = self._kafka.poll(0)
         return deliveries
@@ -228,19 +200,26 @@ class Group:
         self._partitions[assignment.topic, assignment.partition] = after
         return after
 
-    def _take_finished(self) -> None:
-        while True:
-            try:
+    def _take_finished(self, wait_s: float = 0.0) -> int:
+        """How many records finished; waits `wait_s` for the first."""
+        count = 0
+        try:
+            delivery = self._finished.get(timeout=wait_s) if wait_s else self._finished.get_nowait()
+            while True:
+                count += 1
+                self._take(delivery)
                 delivery = self._finished.get_nowait()
-            except queue.Empty:
-                return
-            record = delivery.record
-            partition = self._partitions.get((record.topic, record.partition))
-            # A record of an earlier assignment says nothing about the present one.
-            if partition is not None and partition.assignment is delivery.assignment:
-                partition.offsets.finished(record.offset)
-                partition.held_bytes -= record.bytes_held
-                del partition.received_at[record.offset]
+        except queue.Empty:
+            return count
+
+    def _take(self, finished: Delivery) -> None:
+        record = finished.record
+        partition = self._partitions.get((record.topic, record.partition))
+        # A record of an earlier assignment says nothing about the present one.
+        if partition is not None and partition.assignment is finished.assignment:
+            partition.offsets.finished(record.offset)
+            partition.held_bytes -= record.bytes_held
+            del partition.received_at[record.offset]
 
     def _commit(self) -> None:
         """Ask for a commit of all that may be committed, unless one is under way; the answer comes by
