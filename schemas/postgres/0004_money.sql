@@ -78,6 +78,9 @@ begin
   select * into wanted from relay.operation where operation_id = p_operation_id for update;
   if not found then
     raise exception 'there is no operation %', p_operation_id using errcode = 'OR004';
+  elsif wanted.phase <> 'claimed' or wanted.claim_token <> p_attempt_id then
+    raise exception 'operation %: money is reserved for the attempt of a living claim', p_operation_id
+      using errcode = 'OR012';
   end if;
   update relay.allowance
      set reserved = reserved + wanted.max_cost, updated_at = relay.now()

@@ -179,6 +179,15 @@ def test_a_reservation_that_does_not_fit_the_allowance_is_not_made(stage: Stage)
     assert _money(stage, "small") == (12, 10, 0, 0, False)
 
 
+def test_money_is_reserved_for_a_living_claim_alone(stage: Stage) -> None:
+    prepared = stage.prepare()
+    claimed = stage.prepare()
+    stage.claim(claimed, reserve=False)
+    for operation in (prepared, claimed):
+        reserve = "select relay.reserve(%s, gen_random_uuid())"
+        assert stage.refused_to(WORKER, reserve, operation) == "OR012"
+
+
 def test_no_allowance_means_that_nothing_may_be_spent(stage: Stage) -> None:
     operation = stage.prepare(owner="nobody", max_cost="0")
     token = stage.claim(operation, reserve=False)
