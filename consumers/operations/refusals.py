@@ -13,7 +13,7 @@ from consumers.operations.decisions import Refused
 from relay.errors import RelayError, Unavailable
 
 # SQLSTATE → what it means for the data, and what to do. The codes are listed in schemas/postgres/0001.
-_KNOWN: Final = {
+KNOWN: Final = {
     "OR001": ("The operation that the key has already stays as it is.", "Use another operation key."),
     "OR002": (
         "Nothing was prepared.",
@@ -44,7 +44,7 @@ def sentence(error: psycopg.Error) -> RelayError | None:
     """`error` for a person; None when it is no refusal that we know, but a fault."""
     said = (error.diag.message_primary or str(error)).strip()
     said = said[:1].upper() + said[1:] + ("" if said.endswith(".") else ".")
-    known = _KNOWN.get(error.sqlstate or "")
+    known = KNOWN.get(error.sqlstate or "")
     if known is not None:
         meaning, remedy = known
         return Refused(said, meaning=meaning, remedy=error.diag.message_hint or remedy)
