@@ -1,14 +1,17 @@
 """Anybody's package adds a consumer by an entry point, and what is wrong with one is said in a sentence."""
 
+import socket
 import tomllib
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from fix_consumer import ProbeSite, Topic, entry_points, transitions
 from fix_process import ROOT, RunProcess
+from fix_waiting import eventually
 
 EXAMPLE = ROOT / "examples" / "notify"
 
@@ -86,3 +89,32 @@ def test_a_kafka_setting_that_breaks_a_promise_stops_at_start(
     child = run_process(["consume", "probe"], {**probe_site.environment, **environment})
     assert child.wait() == 2
     assert words in child.output()
+
+
+def test_metrics_count_what_became_of_records(
+    make_topic: Callable[..., Topic], probe_site: ProbeSite, run_process: RunProcess, topic_prefix: str
+) -> None:
+    topic = make_topic()
+    topic.instruct("one", "two", "permanent")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    child = run_process(["consume", "probe"], {**probe_site.environment, "RELAY_METRICS_PORT": str(port)})
+    child.wait_for("partitions assigned")
+    topic.wait_until_drained(f"{topic_prefix}.probe")
+
+    def counted() -> bool:
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        return all(
+            line in text
+            for line in (
+                'relay_consumer_records_total{consumer="probe",outcome="handled"} 2.0',
+                'relay_consumer_records_total{consumer="probe",outcome="parked"} 1.0',
+                'relay_consumer_outstanding_records{consumer="probe"} 0.0',
+            )
+        )
+
+    eventually(counted, "the metrics tell of two handled and one parked")
+    second = run_process(["consume", "probe"], {**probe_site.environment, "RELAY_METRICS_PORT": str(port)})
+    assert second.wait() == 2
+    assert f"The metrics port {port} can't be used" in second.output()
