@@ -35,7 +35,7 @@ class Dispatching(Scene):
         """An approved operation of five credits."""
         return self.prepare(*([Fault(fault)] if fault else []), max_cost="5")
 
-    async def dispatch(self, dispatcher: Dispatch, operation_id: UUID, *, which: int = -1) -> None:
+    async def hand_over(self, dispatcher: Dispatch, operation_id: UUID, *, which: int = -1) -> None:
         """Hand over one of the operation's events: the newest, or number `which`."""
         event = self.events(operation_id, "generation.requested")[which]
         await dispatcher.handle(event, self.own_context())

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 async def test_an_accepted_answer_is_stored_before_the_event_is_done(dispatching: Dispatching) -> None:
     operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
 
     phase, job_id = dispatching.row(operation, "phase, job_id")
     assert phase == "accepted"
@@ -39,7 +39,7 @@ async def test_a_repeated_event_causes_no_second_post(dispatching: Dispatching) 
     operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
     for _ in range(3):
-        await dispatching.dispatch(dispatcher, operation)
+        await dispatching.hand_over(dispatcher, operation)
     assert dispatching.posts(operation) == 1
 
 
@@ -47,11 +47,11 @@ async def test_an_event_of_an_earlier_dispatch_claims_nothing(dispatching: Dispa
     """Refused after delay: prepared again under dispatch 2. The first event, replayed, must not claim it."""
     operation = dispatching.prepared("rate_limited")
     dispatcher = await dispatching.dispatcher()
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
     assert dispatching.row(operation, "phase, dispatch_no") == ("prepared", 2)
     dispatching.connection.execute("update relay.operation set not_before = null")
 
-    await dispatching.dispatch(dispatcher, operation, which=0)
+    await dispatching.hand_over(dispatcher, operation, which=0)
 
     assert dispatching.row(operation, "phase, dispatch_no") == ("prepared", 2)
     assert dispatching.posts(operation) == 1
@@ -79,7 +79,7 @@ async def test_each_answer_ends_where_the_table_says(
         # Nothing of the body is read, so the payload can't ask for it: the plan says it.
         dispatching.simulator.world.plan = Plan(faults={Fault(fault): 1.0})
     dispatcher = await dispatching.dispatcher()
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
 
     assert dispatching.row(operation, "phase") == (phase,)
     assert dispatching.all("select state from relay.reservation") == [(reservation,)]
@@ -93,7 +93,7 @@ async def test_an_uncertain_operation_stays_so_under_redelivery(dispatching: Dis
     operation = dispatching.prepared("cut_before_answer")
     dispatcher = await dispatching.dispatcher()
     for _ in range(3):
-        await dispatching.dispatch(dispatcher, operation)
+        await dispatching.hand_over(dispatcher, operation)
     assert dispatching.row(operation, "phase, version") == ("uncertain", 4)
     assert dispatching.posts(operation) == 1
 
@@ -103,7 +103,7 @@ async def test_nothing_is_claimed_while_the_gate_is_closed(dispatching: Dispatch
     dispatching.connection.execute("update relay.source_identity set verified_timeline = 7")
     dispatcher = await dispatching.dispatcher()
     with pytest.raises(Unavailable, match="another timeline"):
-        await dispatching.dispatch(dispatcher, operation)
+        await dispatching.hand_over(dispatcher, operation)
     assert dispatching.row(operation, "phase, version") == ("prepared", 1)
     assert dispatching.posts(operation) == 0
 
@@ -114,7 +114,7 @@ async def test_a_gate_that_closes_after_the_claim_sends_no_byte(
     operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
     _before_the_hook(dispatching, monkeypatch, "update relay.source_identity set verified_timeline = 7")
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
     assert dispatching.posts(operation) == 0
     assert dispatching.row(operation, "phase, dispatch_no") == ("prepared", 2)
 
@@ -129,11 +129,11 @@ async def test_a_cancel_before_the_first_byte_is_obeyed(
         monkeypatch,
         "select relay.request_cancel(operation_id, 'changed our mind') from relay.operation",
     )
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
     assert dispatching.posts(operation) == 0
     monkeypatch.undo()
     dispatching.dispatch_again(operation)
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
     assert dispatching.row(operation, "phase") == ("cancelled",)
     assert dispatching.posts(operation) == 0
 
@@ -142,7 +142,7 @@ async def test_what_does_not_fit_the_allowance_is_held_and_not_sent(dispatching:
     dispatching.allow("4")
     operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
     assert dispatching.row(operation, "phase, phase_reason, next_action_at is not null") == (
         "held",
         "allowance",
@@ -161,7 +161,7 @@ async def test_a_changed_payload_is_held_with_an_incident_and_not_sent(dispatchi
         dispatching.connection.execute("set constraints all immediate")
         dispatching.connection.execute("alter table relay.operation enable always trigger b_guard")
     dispatcher = await dispatching.dispatcher()
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
     assert dispatching.row(operation, "phase, phase_reason") == ("held", "specification")
     assert dispatching.all("select boundary from relay.incident") == [("claim",)]
     assert dispatching.posts(operation) == 0
@@ -173,7 +173,7 @@ async def test_a_provider_that_refuses_connections_leaves_the_operation_unsent(
     operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
     dispatching.simulator.stop()
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
     assert dispatching.row(operation, "phase, dispatch_no, not_before > relay.now()") == ("prepared", 2, True)
     assert dispatching.all("select outcome, first_sent_at from relay.attempt") == [("unsent", None)]
     assert dispatching.all("select state from relay.reservation") == [("released",)]
@@ -187,16 +187,16 @@ async def test_an_operation_that_can_not_be_sent_is_held_for_a_person_in_the_end
     dispatching.simulator.stop()
     for _ in range(8):
         dispatching.dispatch_again(operation)
-        await dispatching.dispatch(dispatcher, operation)
+        await dispatching.hand_over(dispatcher, operation)
     assert dispatching.row(operation, "phase, phase_reason, open_reviews") == ("held", "unreachable", 1)
 
 
 async def test_three_equal_generic_failures_pause_the_account(dispatching: Dispatching) -> None:
     dispatcher = await dispatching.dispatcher()
     for _ in range(3):
-        await dispatching.dispatch(dispatcher, dispatching.prepared("bad_gateway"))
+        await dispatching.hand_over(dispatcher, dispatching.prepared("bad_gateway"))
     waiting = dispatching.prepared()
-    await dispatching.dispatch(dispatcher, waiting)
+    await dispatching.hand_over(dispatcher, waiting)
     assert dispatching.row(waiting, "phase, phase_reason") == ("held", "paused")
     assert dispatching.posts(waiting) == 0
 
@@ -208,7 +208,7 @@ async def test_a_leftover_of_a_dead_process_is_unknown_and_never_sent_again(disp
     await _leave_sending(dispatching, dead, operation)
     successor = await dispatching.dispatcher()
     assert dispatching.row(operation, "phase, phase_reason") == ("uncertain", "sender_lost")
-    await dispatching.dispatch(successor, operation)
+    await dispatching.hand_over(successor, operation)
     assert dispatching.posts(operation) == 0
 
 
@@ -226,7 +226,7 @@ async def test_an_id_that_another_operation_has_is_uncertain_and_reviewed_on_bot
     """A provider that silently deduplicates answers a second operation with the first one's job."""
     first, second = dispatching.prepared(), dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
-    await dispatching.dispatch(dispatcher, first)
+    await dispatching.hand_over(dispatcher, first)
     (job_id,) = dispatching.row(first, "job_id")
     token = await _leave_sending(dispatching, dispatcher, second)
     profile = dispatching.profile
@@ -296,7 +296,7 @@ async def test_the_first_byte_waits_for_a_durable_commit(dispatching: Dispatchin
     )
     operation = dispatching.prepared()
     dispatcher = await dispatching.dispatcher()
-    await dispatching.dispatch(dispatcher, operation)
+    await dispatching.hand_over(dispatcher, operation)
     assert dispatching.all("select synchronous_commit from public.seen") == [("on",)]
 
 
@@ -347,7 +347,7 @@ async def test_the_spools_entry_is_on_the_disk_before_the_first_byte_and_the_ans
     dispatcher = await dispatching.dispatcher()
     provider = urlsplit(dispatching.simulator.url).netloc
     with recorded() as calls:
-        await dispatching.dispatch(dispatcher, operation)
+        await dispatching.hand_over(dispatcher, operation)
 
     (attempt,) = dispatching.all("select attempt_id, spool from relay.attempt where action = 'submit'")
     entry, folder = f"{attempt[1]}/{attempt[0]}.jsonl", str(attempt[1])
