@@ -5,6 +5,7 @@ It reads the checkout and imports nothing of it. Each rule has a test that plant
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,6 +283,21 @@ def test_a_module_says_what_it_is_for(path: Path) -> None:
     if path.name == "__init__.py" and not source.strip():
         return
     assert ast.get_docstring(ast.parse(source)), f"{_name(path)} has no sentence at its top"
+
+
+def test_a_module_that_calls_itself_pure_is_held_to_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = [each for each in project["tool"]["importlinter"]["contracts"] if each["id"] == "pure"]
+    claims = {
+        _name(path).removesuffix(".py").replace("/", ".")
+        for path in _python(["relay", "consumers"])
+        if re.search(r"\bpure\b|\bdoes no I/O\b", _docstring(path), re.IGNORECASE)
+    }
+    assert claims - set(contract["source_modules"]) == set()
+
+
+def _docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
 def _sources() -> list[Path]:
