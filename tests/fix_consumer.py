@@ -3,6 +3,7 @@ offsets."""
 
 import itertools
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,6 +221,12 @@ def headers_of(message: Message) -> dict[str, str]:
         for name, value in dict(message.headers() or []).items()
         if isinstance(value, bytes)
     }
+
+
+def offsets_of(output: str, word: str) -> list[tuple[int, int]]:
+    """(partition, offset) of each line that the probe began with `word`, in order."""
+    found = re.findall(rf"^{word} .* at=(\d+)/(\d+)$", output, re.MULTILINE)
+    return [(int(partition), int(offset)) for partition, offset in found]
 
 
 class StartProbe(Protocol):

@@ -132,6 +132,8 @@ class Group:
             self._take_finished()
             self._commit_now(self._partitions.values())
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is told to the main thread
+            # Leaving the group below revokes its partitions, and nothing is to be committed any more.
+            self._closing.set()
             self._failed(error)
         finally:
             self._kafka.close()

@@ -3,13 +3,11 @@
 import re
 import signal
 import uuid
-from collections import defaultdict
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 
-from fix_consumer import ProbeSite, StartProbe, Topic, headers_of, read_all
+from fix_consumer import ProbeSite, StartProbe, Topic, headers_of, offsets_of, read_all
 from fix_kafka import Kafka
 from fix_waiting import eventually
 
@@ -17,12 +15,6 @@ from fix_waiting import eventually
 @pytest.fixture
 def group(topic_prefix: str) -> str:
     return f"{topic_prefix}.probe"
-
-
-def offsets_of(output: str, word: str) -> list[tuple[int, int]]:
-    """(partition, offset) of each line that the probe began with `word`, in order."""
-    found = re.findall(rf"^{word} .* at=(\d+)/(\d+)$", output, re.MULTILINE)
-    return [(int(partition), int(offset)) for partition, offset in found]
 
 
 def test_a_record_that_finishes_early_is_not_committed_before_the_ones_in_front(
@@ -238,79 +230,6 @@ def test_grace_cancels_the_ordinary_and_waits_for_the_uncancelled(
     assert topic.committed(group) == {0: 1}
 
 
-def test_members_that_come_go_and_crash_lose_nothing_and_keep_every_keys_order(
-    make_topic: Callable[..., Topic], start_probe: StartProbe, group: str, real_kafka: Kafka
-) -> None:
-    topic = make_topic(partitions=6)
-    keys = [uuid.uuid4() for _ in range(30)]
-    told: dict[uuid.UUID, list[str]] = defaultdict(list)
-
-    def tell(round_: int) -> None:
-        records = []
-        for number in range(10):
-            for key in keys:
-                what = f"r{round_}n{number}"
-                told[key].append(what)
-                records.append(topic.record({"operation_id": str(key), "job_id": what}))
-        topic.produce(records)
-
-    tell(0)
-    first = start_probe()
-    first.wait_for("^end", times=20)
-    second = start_probe(wait_for=r"partitions assigned.*\[")
-    tell(1)
-    second.wait_for("^end", times=20)
-    first.kill()
-    tell(2)
-    third = start_probe(wait_for=r"partitions assigned.*\[")
-    tell(3)
-    third.wait_for("^end", times=20)
-    assert second.stop() == 0
-    topic.wait_until_drained(group)
-    for key in keys:
-        handled = set()
-        for child in (first, second, third):
-            said = re.findall(rf"^(begin|end) (\S+) key={key}", child.output(), re.MULTILINE)
-            ended = [what for word, what in said if word == "end"]
-            handled.update(ended)
-            begun = [what for word, what in said if word == "begin"]
-            places = [told[key].index(what) for what in begun]
-            # A partition that left and came back is read again from its commit; within a stay, order holds.
-            assert all(later > earlier for earlier, later in pairwise(places)), begun
-            assert begun[: len(ended)] == ended
-        assert handled == set(told[key])
-    # What a stopped member had in flight was finished and committed: only the crash repeats anything.
-    second_ended, third_ended = (set(offsets_of(child.output(), "end")) for child in (second, third))
-    assert not second_ended & third_ended
-
-
-def test_a_member_that_slept_through_its_session_commits_nothing_of_what_it_lost(
-    make_topic: Callable[..., Topic],
-    start_probe: StartProbe,
-    probe_site: ProbeSite,
-    group: str,
-    real_kafka: Kafka,
-) -> None:
-    topic = make_topic()
-    topic.instruct("hold:gate", "n1", "n2")
-    sleeper = start_probe()
-    sleeper.wait_for("^end n2")
-    sleeper.signal(signal.SIGSTOP)
-    probe_site.open_gate("gate")
-    heir = start_probe(wait_for=r"partitions assigned.*\[0\]")
-    topic.wait_until_drained(group)
-    assert sorted(offsets_of(heir.output(), "end")) == [(0, 0), (0, 1), (0, 2)]
-    sleeper.signal(signal.SIGCONT)
-    sleeper.wait_for("partitions lost: nothing of them is committed")
-    sleeper.wait_for("^end hold:gate")
-    assert heir.stop() == 0
-    # It is a member again, and goes on where the heir has stopped.
-    topic.instruct("n3")
-    sleeper.wait_for("^end n3")
-    topic.wait_until_drained(group)
-    assert "n3" not in heir.output()
-
-
 def test_a_crash_after_the_handler_delivers_the_record_again(
     make_topic: Callable[..., Topic], start_probe: StartProbe, group: str
 ) -> None:
@@ -327,6 +246,19 @@ def test_a_crash_after_the_handler_delivers_the_record_again(
     assert again.wait() == -9
     assert "end once" in again.output()
     assert topic.committed(group) == {0: 1}
+
+
+@pytest.mark.parametrize("point", ["consumer.handled", "consumer.offsets_committed"])
+def test_a_failure_of_the_runtime_itself_ends_the_process_with_a_sentence(
+    make_topic: Callable[..., Topic], start_probe: StartProbe, point: str
+) -> None:
+    topic = make_topic()
+    topic.instruct("once")
+    failpoint = {"RELAY_ALLOW_FAILPOINTS": "1", "RELAY_FAILPOINTS": f"{point}=raise"}
+    child = start_probe(failpoint, wait_for=None)
+    assert child.wait() == 1
+    assert f"relay: The consumer 'probe' stopped: FailpointReached: {point}." in child.output()
+    assert "probe closed" in child.output()
 
 
 def test_one_topic_for_everything_is_filtered_by_type(
