@@ -11,15 +11,10 @@ from uuid import UUID
 from consumers.operations import observations
 from consumers.operations.lifecycle import Phase
 from consumers.operations.polling import Poll, Subject
-from consumers.providers.answer import Answer
-from consumers.providers.observation import Observation, classify_observation
-from consumers.providers.profile import Profile
-from consumers.providers.registered import Providers
-from consumers.providers.request import render_observe
+from consumers.registered import Providers
 from consumers.runtime import Consumer, Context, Event
 from consumers.runtime.visibility import Unseen
 from relay import failpoints
-from relay.errors import UsageError
 
 
 class Collect(Consumer):
@@ -51,7 +46,7 @@ class Collect(Consumer):
             asked = await observations.begin(connection, subject, job_id, self._actor)
 
         failpoints.hit(failpoints.COLLECT_BEFORE_GET)
-        answer, observation = await observe(self._providers, profile, job_id)
+        answer, observation = await self._providers.observe(profile, job_id)
         failpoints.hit(failpoints.COLLECT_ANSWER_RECEIVED)
 
         async with ctx.pool.connection() as connection:
@@ -69,19 +64,6 @@ class Collect(Consumer):
         (ctx.log.warning if needs_a_person else ctx.log.info)(
             "observed", job_id=job_id, state=observation.state, error=answer.error, then=str(verdict)
         )
-
-
-async def observe(providers: Providers, profile: Profile, job_id: str) -> tuple[Answer, Observation]:
-    """One GET for `job_id`, and what it says. Whatever goes wrong is an observation too, a missing URL or
-    credential as well: the job goes on without us, and it is asked for again when the setting is mended."""
-    try:
-        provider = providers.provider(profile)
-        request = render_observe(profile, provider.base_url, job_id, provider.secret)
-    except (UsageError, ValueError) as error:
-        answer = Answer(error=str(error))
-    else:
-        answer = await provider.client.observe(request, profile.observe.deadline_s)
-    return answer, classify_observation(profile, answer, job_id=job_id)
 
 
 def _nothing_to_ask(subject: Subject, min_s: float) -> str | None:

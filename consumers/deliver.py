@@ -13,7 +13,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from consumers.collect import observe
 from consumers.operations import deliveries, observations
 from consumers.operations.deliveries import ClaimLost, Held, Part
 from consumers.operations.lifecycle import Hold, Phase
@@ -21,8 +20,8 @@ from consumers.operations.polling import jitter
 from consumers.providers.client import Downloaded
 from consumers.providers.destination import DownloadError, OutputCut, OutputExpired, OutputRefused
 from consumers.providers.profile import Profile
-from consumers.providers.registered import Provider, Providers
 from consumers.providers.request import download_headers
+from consumers.registered import Provider, Providers
 from consumers.runtime import Consumer, Context, Event
 from consumers.runtime.visibility import Unseen
 from consumers.storage import Storage, StorageError, output_key, temporary_key
@@ -216,7 +215,7 @@ class Deliver(Consumer):
             if parent is None:
                 raise ClaimLost(f"The parent {delivery.parent_operation_id} is gone.")
             asked = await observations.begin(connection, parent, delivery.job_id, self._actor)
-        answer, observation = await observe(self._providers, work.profile, delivery.job_id)
+        answer, observation = await self._providers.observe(work.profile, delivery.job_id)
         async with ctx.pool.connection() as connection:
             await observations.apply_observation(
                 connection,

@@ -20,9 +20,9 @@ from consumers.operations.specification import specification_hash
 from consumers.providers.answer import Answer, from_record, to_record
 from consumers.providers.outcome import Submission, classify_submission
 from consumers.providers.profile import Profile
-from consumers.providers.registered import Provider, Providers
 from consumers.providers.request import Request, render_submit
 from consumers.providers.spool import Spool, SpoolEntry, SpoolError
+from consumers.registered import Provider, Providers
 from consumers.runtime import Consumer, Context, Event
 from consumers.runtime.visibility import Unseen
 from relay import failpoints

@@ -6,8 +6,11 @@ from typing import Any
 import psycopg
 
 from consumers.operations import providers
+from consumers.providers.answer import Answer
 from consumers.providers.client import ProviderClient
+from consumers.providers.observation import Observation, classify_observation
 from consumers.providers.profile import Profile
+from consumers.providers.request import render_observe
 from relay.errors import UsageError
 from relay.settings import ProviderSettings, Settings
 
@@ -52,6 +55,18 @@ class Providers:
         secret = _secret(profile.name, configured)
         client = ProviderClient(profile, base_url=base_url, secret=secret)
         return Provider(profile, base_url, secret, client)
+
+    async def observe(self, profile: Profile, job_id: str) -> tuple[Answer, Observation]:
+        """One GET for `job_id`, and what it says. Whatever goes wrong is an observation too, a missing URL or
+        credential as well: the job goes on without us, and is asked for again when the setting is mended."""
+        try:
+            provider = self.provider(profile)
+            request = render_observe(profile, provider.base_url, job_id, provider.secret)
+        except (UsageError, ValueError) as error:
+            answer = Answer(error=str(error))
+        else:
+            answer = await provider.client.observe(request, profile.observe.deadline_s)
+        return answer, classify_observation(profile, answer, job_id=job_id)
 
     def secrets(self, name: str) -> tuple[str, ...]:
         """Texts that evidence from the provider `name` must not contain, if any is configured here."""

@@ -5,10 +5,9 @@ from typing import Any, Final
 
 import psycopg
 
-from consumers.collect import observe
 from consumers.operations.decisions import Refused
 from consumers.operations.records import Whole
-from consumers.providers.registered import Providers
+from consumers.registered import Providers
 from relay.errors import UsageError
 from relay.settings import Settings
 
@@ -45,7 +44,7 @@ async def look_up(
         return Lookup(job_id, None, error.message, {"asked": False, "why": error.message})
     async with connection.transaction():
         profile = await providers.profile(connection, operation.provider, operation.profile_digest)
-    answer, observation = await observe(providers, profile, job_id)
+    answer, observation = await providers.observe(profile, job_id)
     sentence = f"The provider says of the job {job_id}: {observation.state} ({observation.reason})."
     if answer.error is not None:
         sentence = f"The provider could not be asked about the job {job_id}: {answer.error}."

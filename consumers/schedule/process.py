@@ -17,7 +17,7 @@ import structlog
 from prometheus_client import start_http_server
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from consumers.providers.registered import Providers
+from consumers.registered import Providers
 from consumers.schedule import metrics
 from consumers.schedule.round import Done, Round
 from relay.errors import Unavailable

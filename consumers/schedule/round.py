@@ -16,7 +16,7 @@ import structlog
 from consumers.operations import due
 from consumers.operations.due import RunOut
 from consumers.operations.lifecycle import Hold, Phase
-from consumers.providers.registered import Providers
+from consumers.registered import Providers
 from consumers.schedule.fitting import fitting
 from relay import failpoints
 from relay.errors import RelayError
