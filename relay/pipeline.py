@@ -6,7 +6,7 @@ on meanwhile into a bounded queue. Nothing is ever confirmed to Postgres that Ka
 
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -17,7 +17,7 @@ from relay import failpoints, identity, metrics
 from relay.errors import BadEventHalt, StreamIncomplete, Unavailable
 from relay.intake import Intake, Part, Position
 from relay.kafka.committer import Committed, Committer
-from relay.kafka.publisher import PAUSE_AFTER_COMMIT_S, RecordRefused
+from relay.kafka.publisher import PAUSE_AFTER_COMMIT_S, TRANSACTION_TIMEOUT_MS, RecordRefused
 from relay.kafka.topics import WATCH_EVERY_S
 from relay.outbox.event import EventEncoder, ParkedEvent, Schemas
 from relay.outbox.mapping import OutboxMapping
@@ -38,6 +38,9 @@ SHUTDOWN_DRAIN_S: Final = 5.0
 
 STOP_DRAIN_S: Final = 30.0
 """How long a clean stop waits for Kafka; what isn't committed by then is read again at the next start."""
+
+GROUP_OPEN_MOST_S: Final = TRANSACTION_TIMEOUT_MS / 1000 / 3
+"""A group that waits so long for the rest of its transaction goes without it: else Kafka aborts it."""
 
 _READ_BURST: Final = 512  # messages between two looks at everything else: some 10 ms
 _CUT_FRACTION: Final = 4  # a transaction comes in parts of this fraction of the queue
@@ -83,6 +86,7 @@ class Group:
     ordinal: int = 0
     whole: bool = True
     """Whether it ends where a Postgres transaction does."""
+    opened_at: float = field(default_factory=time.monotonic)
 
     def add(self, part: Part) -> None:
         self.events += len(part.records)
@@ -212,9 +216,9 @@ class Pipeline:
         return group.bytes >= (self._settings.group_bytes if group.whole else self._settings.queue_bytes)
 
     def _is_due(self, group: Group) -> bool:
-        if self._is_large(group) or self._intake.ready:
+        if self._is_large(group) or self._intake.ready or self._session.stopping.asked():
             return True
-        if self._session.stopping.asked():
+        if time.monotonic() - group.opened_at > GROUP_OPEN_MOST_S:
             return True
         one_by_one = group.last is not None and group.last <= self._memory.one_by_one_until
         return one_by_one or (group.whole and self._drained)

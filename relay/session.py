@@ -20,7 +20,7 @@ from relay.errors import Unavailable
 from relay.intake import Position
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
-from relay.kafka.publisher import Acknowledged, Publisher, Transactional
+from relay.kafka.publisher import Acknowledged, Publisher, RecordRefused, Transactional
 from relay.kafka.topics import Topics
 from relay.outbox.event import Schemas, dead_letter_topic, topics_from_start
 from relay.outbox.mapping import OutboxMapping
@@ -331,7 +331,10 @@ def _slot_is_active(name: str, connection: Connection) -> bool:
 
 def _write_first(publisher: Publisher, checkpoint: Checkpoint) -> None:
     publisher.open()
-    publisher.commit(checkpoint)
+    try:
+        publisher.commit(checkpoint)
+    except RecordRefused as refused:
+        raise Unavailable(f"Kafka refused the first checkpoint: {refused.reason}.") from refused
 
 
 def _write_verified(recorded: SourceIdentity, system: System, connection: Connection) -> None:

@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec  # not exported
 
 from relay.errors import CheckpointUnreadable, DecodeError, Unavailable
+from relay.kafka.client import make
 from relay.wal.lsn import format_lsn, parse_lsn
 
 PARTITION: Final = 0
@@ -123,7 +124,8 @@ def read(
     """
     name = topic(prefix, relay_id)
     start, end = _bounds(properties, name)
-    consumer = Consumer(
+    consumer = make(
+        Consumer,
         {
             **properties,
             "group.id": f"{prefix}.relay-checkpoint-reader",  # never joined: partitions are assigned
@@ -133,7 +135,7 @@ def read(
             "isolation.level": "read_committed",
             "auto.offset.reset": "error",
             "allow.auto.create.topics": False,
-        }
+        },
     )
     try:
         window = _FIRST_WINDOW
@@ -158,7 +160,7 @@ def read(
 
 
 def _bounds(properties: Mapping[str, str], name: str) -> tuple[int, int]:
-    admin = AdminClient(dict(properties))
+    admin = make(AdminClient, properties)
     try:
         known = admin.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics.get(name)
         if known is None or known.error is not None or PARTITION not in known.partitions:

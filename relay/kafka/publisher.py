@@ -4,7 +4,6 @@ It never repeats a record of its own accord: after an abort or a fatal error it 
 is read from the WAL again. `produce` and `poll` belong to the relay's thread, `commit` to the one that waits.
 """
 
-import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -17,6 +16,7 @@ from relay import failpoints
 from relay.errors import Fenced, Unavailable
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
+from relay.kafka.client import make
 from relay.outbox.event import Record
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000
@@ -68,11 +68,13 @@ class Publisher(ABC):
     def __init__(
         self, properties: Mapping[str, str], *, prefix: str, relay_id: uuid.UUID, batch_bytes: int
     ) -> None:
+        self._discarded = False
         self._refused: str | None = None
         self._failed: KafkaError | None = None
         self._checkpoint_topic = checkpoints.topic(prefix, relay_id)
         self._checkpoint_key = relay_id.bytes
-        self._producer = Producer(
+        self._producer = make(
+            Producer,
             {
                 "queue.buffering.max.messages": 0,  # bounded in bytes, by the relay
                 "batch.size": min(batch_bytes, _BATCH_BYTES),
@@ -85,7 +87,6 @@ class Publisher(ABC):
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_delivery,
             },
-            logger=logging.getLogger("relay.librdkafka"),
         )
         self._send: Callable[..., None] = self._producer.produce
 
@@ -124,6 +125,8 @@ class Publisher(ABC):
 
     def discard(self) -> None:
         """Drop what is queued and in flight; nothing of it is ever sent again."""
+        # Before the purge: a commit that still waits must not take an emptied queue for an acknowledged one.
+        self._discarded = True
         self._producer.purge(in_queue=True, in_flight=True)
         self._producer.poll(0)
 
@@ -223,6 +226,8 @@ class Acknowledged(Publisher):
         while self._producer.flush(_COMMIT_WAIT_S) > 0:
             if self._failed or self._refused:
                 break
+        if self._discarded:
+            raise Unavailable("The producer was discarded before Kafka had acknowledged everything.")
         if self._refused is not None:
             raise RecordRefused(self._refused)
         if self._failed is not None:

@@ -15,6 +15,7 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from relay.errors import TopicsChanged, Unavailable, UsageError
+from relay.kafka.client import make
 
 REQUEST_TIMEOUT_S: Final = 10.0
 WATCH_EVERY_S: Final = 10.0
@@ -47,7 +48,7 @@ class Topics:
     """Blocking: call from a thread that may wait. `limit_bytes` alone answers at once."""
 
     def __init__(self, properties: Mapping[str, str], *, partitions: int, replication: int) -> None:
-        self._admin = AdminClient(dict(properties))
+        self._admin = make(AdminClient, properties)
         self._partitions = partitions
         self._replication = replication
         self._limits: dict[str, int] = {}

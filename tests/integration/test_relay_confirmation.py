@@ -3,6 +3,8 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -12,6 +14,9 @@ from fix_postgres import Database
 from fix_process import RunProcess
 from fix_relay import RelayUnderTest
 from fix_waiting import eventually
+
+HELD_MOST_BYTES: Final = 40 * 1024 * 1024
+"""Above a queue of 1 MiB: one group in flight, the kernel's and librdkafka's buffers, Python's arenas."""
 
 
 @pytest.fixture
@@ -119,3 +124,50 @@ def test_a_row_that_the_stream_skipped_is_noticed_before_anything_is_confirmed(r
     relay.write_elsewhere()
     assert process.wait() == 16, process.output()
     assert relay.confirmed() < lost_before
+
+
+@pytest.mark.slow
+def test_what_kafka_does_not_take_is_held_in_bounded_memory(
+    freezable: tuple[RelayUnderTest, ApacheKafka],
+) -> None:
+    relay, broker = freezable
+    process = relay.start(RELAY_QUEUE_BYTES=str(1024 * 1024))
+    relay.emit(1)
+    relay.wait_published(process)
+    before = _resident_bytes(process.pid)
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        relay.emit_many(100_000, transactions=100)  # some 140 MB, were it held
+        # The server has filled every buffer between it and the relay: the relay reads no more.
+        eventually(_standing_still(relay), "the walsender waits for the relay")
+        assert _resident_bytes(process.pid) - before < HELD_MOST_BYTES
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    relay.wait_published(process)
+    assert len(relay.read()) == 100_001
+
+
+def _resident_bytes(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _standing_still(relay: RelayUnderTest) -> Callable[[], bool]:
+    """Whether the walsender was seen waiting to send, at one and the same place, many times in a row."""
+    seen: list[object] = []
+
+    def look() -> bool:
+        place = relay.one(
+            """
+            select r.sent_lsn::text from pg_stat_replication r join pg_stat_activity a using (pid)
+            where r.application_name = %s and a.wait_event = 'WalSenderWriteData'
+            """,
+            f"outbox-relay-{relay.slot}",
+        )
+        if place is None or (seen and seen[-1] != place):
+            seen.clear()
+        if place is not None:
+            seen.append(place)
+        return len(seen) >= 50
+
+    return look
