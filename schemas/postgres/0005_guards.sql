@@ -327,6 +327,7 @@ begin
     update relay.review set revision = revision + 1,
         state = case when (old.phase = 'held' and kind = 'hold')
                        or (old.phase = 'uncertain' and kind in ('uncertain_submission', 'candidate_id'))
+                       or (old.phase = 'accepted' and kind = 'job_unknown')
                      then 'superseded' else state end
      where operation_id = new.operation_id and state = 'open';
     if new.phase = 'uncertain' or (new.phase = 'held' and new.phase_reason not in ('allowance', 'paused')) then

@@ -281,6 +281,7 @@ async def test_a_job_that_runs_for_too_long_is_reviewed_and_may_still_succeed(sl
     await collect_later(scene, operation_id)
     await collect_later(scene, operation_id)
     assert scene.phase(operation_id) == "succeeded"
+    assert scene.reviews(operation_id) == []  # the question is answered
 
 
 @pytest.mark.parametrize(
