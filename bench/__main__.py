@@ -88,14 +88,14 @@ def _measure(chosen: plan.Plan, keep: Path | None) -> tuple[str, list[str]]:
             _say(f"Drain, {wanted.title}")
             drains.append(
                 drain.measure(
-                    running, wanted, SUBJECTS, chosen.repetitions, _say, name=f"bench_drain_{number}"
+                    running, wanted, SUBJECTS, chosen.drain_repetitions, _say, name=f"bench_drain_{number}"
                 )
             )
             tables.append(report.drain_table(drains[-1]))
         for number, load in enumerate(chosen.latencies):
             _say(f"Latency, {load.title}")
             measured = latency.measure(
-                running, load, SUBJECTS, chosen.repetitions, _say, name=f"bench_latency_{number}"
+                running, load, SUBJECTS, chosen.latency_repetitions, _say, name=f"bench_latency_{number}"
             )
             tables.append(report.latency_table(measured))
         head = [f"* {line}" for line in machine.lines(running, load_before)]

@@ -41,6 +41,19 @@ def cpu_s(pid: int) -> float | None:
     return (int(fields[_USER_TICKS]) + int(fields[_USER_TICKS + 1])) / _TICKS_PER_S
 
 
+def machine_cpu_s() -> float:
+    """Seconds that all processors have been busy since the machine started, stolen ones included."""
+    busy = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+    # proc(5): user nice system idle iowait irq softirq steal; guest time is in user already.
+    user, nice, system, _, _, irq, softirq, steal = map(int, busy[1:9])
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def peak_bytes(pid: int) -> int | None:
     """The most that was resident since the program was executed; None once it has ended.
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 MILLION = 1_000_000
 
+MACHINE = "machine"
+"""Among processes: all processors of the machine together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -28,6 +31,8 @@ class Drained:
     cpu_s_per_million: Mapping[str, float]
     second_half_cpu_s_per_million: Mapping[str, float]
     peak_bytes: int
+    others_share: float
+    """Of the machine's processors, what went to processes that have nothing to do with the run."""
 
 
 def visible(offsets: Sequence[Sequence[int]], ends: Sequence[int]) -> int:
@@ -38,13 +43,15 @@ def visible(offsets: Sequence[Sequence[int]], ends: Sequence[int]) -> int:
     return sum(bisect_left(found, end) for found, end in zip(offsets, ends, strict=True))
 
 
-def drained(curve: Sequence[Point], rows: int, peak_bytes: int) -> Drained:
+def drained(curve: Sequence[Point], rows: int, *, peak_bytes: int, processors: int) -> Drained:
     """Raises ValueError when the curve doesn't reach `rows`, or holds nothing before it."""
     first = next((point for point in curve if point.rows > 0), None)
     done = next((point for point in curve if point.rows >= rows), None)
     if first is None or done is None:
         raise ValueError(f"the curve ends at {curve[-1].rows if curve else 0} of {rows} rows")
     half = _at(curve, rows / 2)
+    known_s = sum(cpu_s for name, cpu_s in done.cpu_s.items() if name != MACHINE)
+    others_s = max(0.0, done.cpu_s.get(MACHINE, known_s) - known_s)
     second_s = max(done.at_s - half.at_s, 1e-9)
     return Drained(
         rows=rows,
@@ -58,6 +65,7 @@ def drained(curve: Sequence[Point], rows: int, peak_bytes: int) -> Drained:
             for name, cpu_s in done.cpu_s.items()
         },
         peak_bytes=peak_bytes,
+        others_share=others_s / (done.at_s * processors),
     )
 
 

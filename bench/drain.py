@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from bench.child import processors
 from bench.curve import Drained, drained
 from bench.plan import Drain
 from bench.progress import Progress, TopicProgress, WrittenProgress
@@ -87,4 +88,4 @@ def _drain_once(servers: Servers, subject: Subject, run: Run, rows: int) -> Drai
     run.source.drop_slot(run.name)
     if publishes:
         topic.drop()
-    return drained(curve, rows, progress.peak_bytes)
+    return drained(curve, rows, peak_bytes=progress.peak_bytes, processors=processors())

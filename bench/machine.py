@@ -8,7 +8,8 @@ from pathlib import Path
 
 import confluent_kafka
 
-from bench.servers import KAFKA_JVM, KAFKA_SETTINGS, POSTGRES_SETTINGS, Servers, processors
+from bench.child import processors
+from bench.servers import KAFKA_JVM, KAFKA_SETTINGS, POSTGRES_SETTINGS, Servers
 
 GIB = 1024**3
 
@@ -18,7 +19,7 @@ def lines(servers: Servers, load_before: float) -> Iterator[str]:
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     system = f"{platform.system()} {platform.release().partition('-')[0]}"
     yield f"{processors()} processors ({_processor()}), {memory_gib:.0f} GiB, {system}"
-    yield f"load average before it began: {load_before:.1f} (what others take is missing from every figure)"
+    yield f"load average before it began: {load_before:.1f}"
     yield (
         f"PostgreSQL {servers.postgres.version}, Apache Kafka {servers.kafka_version} (one node), "
         f"Python {platform.python_version()}, psycopg {version('psycopg')}, "

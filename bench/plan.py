@@ -15,7 +15,9 @@ PAYLOAD_BYTES: Final = 200
 ROWS_PER_TRANSACTION: Final = 100
 
 LATENCY_S: Final = 30.0
+LATENCY_REPETITIONS: Final = 3
 QUICK_LATENCY_S: Final = 10.0
+QUICK_LATENCY_REPETITIONS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,12 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All drains and latencies, each `repetitions` times with every subject in turn."""
+    """What to measure, and how many turns every subject has at each."""
 
     drains: tuple[Drain, ...]
     latencies: tuple[Latency, ...]
-    repetitions: int
+    drain_repetitions: int
+    latency_repetitions: int
 
 
 FULL: Final = Plan(
@@ -69,13 +72,15 @@ FULL: Final = Plan(
         Drain("bytes", payload_bytes=1_000),
     ),
     latencies=(Latency("bytes", 1_000), Latency("bytes", 5_000), Latency("native", 1_000)),
-    repetitions=REPETITIONS,
+    drain_repetitions=REPETITIONS,
+    latency_repetitions=LATENCY_REPETITIONS,
 )
 
 QUICK: Final = Plan(
     drains=(Drain("bytes"), Drain("native")),
     latencies=(Latency("bytes", 1_000, QUICK_LATENCY_S),),
-    repetitions=QUICK_REPETITIONS,
+    drain_repetitions=QUICK_REPETITIONS,
+    latency_repetitions=QUICK_LATENCY_REPETITIONS,
 )
 
 
@@ -98,26 +103,29 @@ def plan(
     return Plan(
         drains=() if part == "latency" else drains,
         latencies=() if part == "drain" else latencies,
-        repetitions=repetitions or chosen.repetitions,
+        drain_repetitions=repetitions or chosen.drain_repetitions,
+        latency_repetitions=repetitions or chosen.latency_repetitions,
     )
 
 
-LEAST_OF_FLOOR: Final[Mapping[tuple[str, str], float]] = {
-    ("bytes", "at_least_once"): 0.15,
-    ("bytes", "exactly_once"): 0.10,
-    ("native", "at_least_once"): 0.08,
-    ("native", "exactly_once"): 0.08,
+WANTED_OF_FLOOR: Final[Mapping[tuple[str, str], float]] = {
+    ("bytes", "at_least_once"): 0.7,
+    ("bytes", "exactly_once"): 0.5,
+    ("native", "at_least_once"): 0.35,
+    ("native", "exactly_once"): 0.35,
 }
-"""By shape and delivery: the least ratio of a drain to the floor's in the same run. A shared machine's noise
-stays above it; a loop that commits per row, or polls where it should wait, falls below."""
+"""By shape and delivery: the share of the floor's rate that a drain is to reach on an idle machine."""
+
+CHECK_WIDER: Final = 10
+"""`--check` allows so many times less: it runs on busy machines, and is to find a path that broke."""
 
 
 def too_slow(shape: str, delivery: str, ratio: float) -> str | None:
     """The sentence for a drain below its bound; None where it holds, or where there is no bound."""
-    bound = LEAST_OF_FLOOR.get((shape, delivery))
-    if bound is None or ratio >= bound:
+    wanted = WANTED_OF_FLOOR.get((shape, delivery))
+    if wanted is None or ratio >= wanted / CHECK_WIDER:
         return None
     return (
-        f"{shape}, {delivery}: the drain has {ratio:.2f} of pg_recvlogical's rate in the same run; "
-        f"it must have {bound:.2f}."
+        f"{shape}, {delivery}: the drain has {ratio:.3f} of pg_recvlogical's rate in the same run; "
+        f"it must have {wanted / CHECK_WIDER:.3f}."
     )

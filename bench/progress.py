@@ -3,6 +3,7 @@
 It samples; `bench.curve` calculates. Afterwards it counts what a read_committed consumer gets.
 """
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,15 +12,15 @@ from typing import Final
 
 from bench import child as processes
 from bench.child import Child
-from bench.curve import Point, visible
+from bench.curve import MACHINE, Point, visible
 from bench.readers import TopicReader
 from bench.subjects.subject import Run
 from bench.tally import Broken, Tally
 from bench.topics import PARTITIONS, Topic
 
-# A look costs a millisecond of CPU, its answer by the broker included.
-LOOK_EVERY_S: Final = 0.03
-LOOK_FOR_FIRST_EVERY_S: Final = 0.01
+# A look costs one to two milliseconds of CPU, the answer by the broker included.
+LOOK_EVERY_S: Final = 0.04
+LOOK_FOR_FIRST_EVERY_S: Final = 0.02
 
 STILL_FOR_S: Final = 0.5
 """So long without a change, with as many offsets as rows: the drain is over, or a reader will tell."""
@@ -42,8 +43,11 @@ class Progress(ABC):
         self._run = run
         self._child = child
         self._rows = rows
-        self._pids: dict[str, int] = {"subject": child.pid, **others}
-        self._before = {name: processes.cpu_s(pid) or 0.0 for name, pid in others.items()}
+        self._pids: dict[str, int] = {"subject": child.pid, "bench": os.getpid(), **others}
+        self._before = {
+            name: processes.cpu_s(pid) or 0.0 for name, pid in self._pids.items() if name != "subject"
+        }
+        self._machine_before_s = processes.machine_cpu_s()
         self._cpu_s: dict[str, float] = {}
         self._samples: list[_Sample] = []
         self.peak_bytes = 0
@@ -92,6 +96,7 @@ class Progress(ABC):
             used_s = processes.cpu_s(pid)
             if used_s is not None:
                 self._cpu_s[name] = used_s - self._before.get(name, 0.0)
+        self._cpu_s[MACHINE] = processes.machine_cpu_s() - self._machine_before_s
         self.peak_bytes = max(self.peak_bytes, processes.peak_bytes(self._child.pid) or 0)
 
 

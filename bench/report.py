@@ -31,6 +31,7 @@ def drain_table(result: DrainResult) -> str:
         "walsender CPU",
         "broker CPU",
         "peak MB",
+        "others, %",
     ]
     floor = result.runs.get(FLOOR)
     rows = []
@@ -48,6 +49,7 @@ def drain_table(result: DrainResult) -> str:
                 _cell(runs, lambda run: run.cpu_s_per_million.get("walsender", 0.0), 1),
                 _cell(runs, lambda run: run.cpu_s_per_million.get("broker", 0.0), 1),
                 _cell(runs, lambda run: run.peak_bytes / _MB, 0),
+                _cell(runs, lambda run: run.others_share * 100, 0),
             ]
         )
     return _table(f"Drain, {result.drain.title}", head, rows)

@@ -3,7 +3,6 @@
 Durability is never traded for figures: fsync is on, commits wait, Kafka is its own distribution's defaults.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -94,8 +93,3 @@ def servers(keep: Path | None = None) -> Iterator[Servers]:
         broker.stop()
         if keep is None:
             shutil.rmtree(folder)
-
-
-def processors() -> int:
-    """How many of the machine's processors this process may use."""
-    return len(os.sched_getaffinity(0))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.curve import Point, drained, visible
+from bench.curve import MACHINE, Point, drained, visible
 from bench.latency import delays
 from bench.plan import plan, too_slow
 from bench.receiver import Latencies
@@ -79,7 +79,7 @@ def test_a_drain_is_counted_from_the_start_and_its_second_half_from_the_middle()
         Point(2.5, 100, {"subject": 2.5}),
         Point(9.0, 100, {"subject": 9.0}),
     ]
-    measured = drained(curve, 100, peak_bytes=7)
+    measured = drained(curve, 100, peak_bytes=7, processors=2)
     assert measured.first_s == 1.0
     assert measured.done_s == 2.5
     assert measured.whole_per_s == 40.0
@@ -88,9 +88,14 @@ def test_a_drain_is_counted_from_the_start_and_its_second_half_from_the_middle()
     assert measured.second_half_cpu_s_per_million["subject"] == pytest.approx(20_000)
 
 
+def test_what_others_took_is_what_the_run_did_not_use() -> None:
+    used = {"subject": 1.0, "broker": 0.5, "bench": 0.5, MACHINE: 3.0}
+    assert drained([Point(2.0, 10, used)], 10, peak_bytes=0, processors=2).others_share == 0.25
+
+
 def test_a_drain_that_did_not_end_has_no_figures() -> None:
     with pytest.raises(ValueError, match="ends at 99 of 100"):
-        drained([Point(1.0, 99, {})], 100, peak_bytes=0)
+        drained([Point(1.0, 99, {})], 100, peak_bytes=0, processors=1)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
@@ -153,8 +158,8 @@ def test_the_check_compares_with_the_floor_of_the_same_run(ratio: float, fails: 
     from bench.drain import DrainResult
 
     rows = 1_000
-    floor = drained([Point(1.0, rows, {"subject": 0.1})], rows, 1_000_000)
-    slower = drained([Point(1.0 / ratio, rows, {"subject": 0.1})], rows, 1_000_000)
+    floor = drained([Point(1.0, rows, {"subject": 0.1})], rows, peak_bytes=1, processors=2)
+    slower = drained([Point(1.0 / ratio, rows, {"subject": 0.1})], rows, peak_bytes=1, processors=2)
     result = DrainResult(
         plan(quick=True).drains[0],
         {"pg_recvlogical": [floor], "relay, exactly once": [slower]},
