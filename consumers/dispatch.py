@@ -21,7 +21,7 @@ from consumers.providers.answer import Answer, from_record, to_record
 from consumers.providers.outcome import Submission, classify_submission
 from consumers.providers.profile import Profile
 from consumers.providers.request import Request, render_submit
-from consumers.providers.spool import Spool, SpoolEntry, SpoolError
+from consumers.providers.spool import Spool, SpoolEntry, SpoolError, read_entry
 from consumers.registered import Provider, Providers
 from consumers.runtime import Consumer, Context, Event
 from consumers.runtime.visibility import Unseen
@@ -190,15 +190,16 @@ class Dispatch(Consumer):
 
     async def _record(self, claimed: claims.Claim, profile: Profile, answer: Answer, ctx: Context) -> None:
         attempt = str(claimed.token)
-        outcome = classify_submission(profile, answer)
-        if attempt in self._in_flight:
-            try:
-                self._spool.answer(attempt, to_record(answer))
-            except SpoolError as error:
-                # The database is the better place anyway: an id must not be lost to a full disk.
-                ctx.log.error("the answer could not be spooled", error=str(error))
-        failpoints.hit(failpoints.DISPATCH_ANSWER_SPOOLED)
         try:
+            if attempt in self._in_flight:
+                try:
+                    self._spool.answer(attempt, to_record(answer))
+                except SpoolError as error:
+                    # The database is the better place anyway: an id must not be lost to a full disk.
+                    ctx.log.error("the answer could not be spooled", error=str(error))
+            failpoints.hit(failpoints.DISPATCH_ANSWER_SPOOLED)
+            # Not before: whatever goes wrong in reading the answer, it is on the disk.
+            outcome = classify_submission(profile, answer)
             await self._apply(claimed.token, claimed.operation_id, outcome, profile, ctx)
         except BaseException:
             self._leftovers = True
@@ -213,7 +214,7 @@ class Dispatch(Consumer):
     ) -> None:
         """Write the outcome, for as long as the database is away; the POST is never part of a retry.
 
-        Raises Unavailable when the process must end first: the spool keeps the answer.
+        Raises Unavailable when the process must end first, or the database refuses it: the spool keeps it.
         """
         wait_s, longest_s = APPLY_BACKOFF_S
         while True:
@@ -238,6 +239,13 @@ class Dispatch(Consumer):
                 await asyncio.sleep(wait_s)
                 wait_s = min(longest_s, wait_s * 2)
                 continue
+            except psycopg.Error as error:
+                # No event is at fault, so none may be parked: the worker waits until it is mended.
+                raise Unavailable(
+                    f"The database refuses the answer of attempt {attempt_id}: {str(error).strip()}",
+                    meaning="It is kept in the spool, nothing is sent again, and nothing new is claimed.",
+                    remedy=f"`relay ops show {operation_id}` shows how the operation is now.",
+                ) from error
             if applied is Applied.NO_ATTEMPT:
                 raise self._unknown_attempt(attempt_id)
             ctx.log.info(
@@ -254,19 +262,30 @@ class Dispatch(Consumer):
         async with self._one_at_leftovers:
             if not self._leftovers:
                 return
-            for entry in list(self._spool.pending()):
-                if entry.attempt_id in self._in_flight:
-                    continue
-                attempt_id = UUID(entry.attempt_id)
-                async with ctx.pool.connection() as connection:
-                    found = await attempted(connection, attempt_id)
-                    if found is None:
-                        raise self._unknown_attempt(attempt_id)
-                    profile = await self._providers.profile(connection, found.provider, found.profile_digest)
-                outcome = _leftover(entry, profile, self._providers.secrets(profile.name))
-                await self._apply(attempt_id, found.operation_id, outcome, profile, ctx)
-                self._spool.applied(entry.attempt_id)
+            # Before the spool is listed: what fails from here on is to be read again.
             self._leftovers = False
+            try:
+                for listed in list(self._spool.pending()):
+                    if listed.attempt_id in self._in_flight:
+                        continue
+                    # What was in flight may have been answered, even applied, since the listing.
+                    entry = read_entry(listed.path)
+                    if entry is not None:
+                        await self._apply_leftover(entry, ctx)
+            except BaseException:
+                self._leftovers = True
+                raise
+
+    async def _apply_leftover(self, entry: SpoolEntry, ctx: Context) -> None:
+        attempt_id = UUID(entry.attempt_id)
+        async with ctx.pool.connection() as connection:
+            found = await attempted(connection, attempt_id)
+            if found is None:
+                raise self._unknown_attempt(attempt_id)
+            profile = await self._providers.profile(connection, found.provider, found.profile_digest)
+        outcome = _leftover(entry, profile, self._providers.secrets(profile.name))
+        await self._apply(attempt_id, found.operation_id, outcome, profile, ctx)
+        self._spool.applied(entry.attempt_id)
 
     def _unknown_attempt(self, attempt_id: UUID) -> Unavailable:
         return Unavailable(
