@@ -1,7 +1,6 @@
 """Each reason to stop ends the real process with its own status and a remedy, and confirms nothing."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -126,9 +125,7 @@ def test_a_name_that_matches_the_synchronous_standbys_stops(
         stopped(run_process(["run"], environment), 21)
 
 
-def test_status_tells_a_program_where_the_relay_is(
-    relay: RelayUnderTest, run_process: Callable[..., Process]
-) -> None:
+def test_status_tells_a_program_where_the_relay_is(relay: RelayUnderTest, run_process: RunProcess) -> None:
     ran(relay)
     shown = run_process(["status", "--json"], relay.environment())
     assert shown.wait() == 0, shown.output()
@@ -137,6 +134,15 @@ def test_status_tells_a_program_where_the_relay_is(
     assert document["slot"]["lag_bytes"] >= 0
     assert document["checkpoint"]["seq"] == 2
     assert document["parked"] == {"events": 0}
+
+
+def test_status_makes_nothing_and_may_be_asked_before_the_first_run(
+    relay: RelayUnderTest, run_process: RunProcess
+) -> None:
+    shown = run_process(["status", "--json"], relay.environment())
+    assert shown.wait() == 0, shown.output()
+    assert json.loads(shown.output())["checkpoint"] is None
+    ran(relay)
 
 
 @pytest.mark.parametrize("status", ["10", "14", "19", "22"])
