@@ -25,6 +25,6 @@ def retry_after_s(answer: Answer) -> float | None:
 def _moment(text: str) -> datetime | None:
     try:
         moment = email.utils.parsedate_to_datetime(text)
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return moment if moment.tzinfo is not None else None

@@ -134,6 +134,20 @@ def test_genace_calls_no_error_a_refusal(status: int) -> None:
     assert found.retry_after_s == 7.0
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
+        "Mon, 01 Jan 2029 00:00:00 +99999999999999999999",
+        "Mon, 01 Jan 2029 99999999999999999999:00:00 GMT",
+        "9" * 5_000,
+    ],
+)
+def test_a_wait_that_no_clock_can_hold_costs_no_id(said: str) -> None:
+    found = outcome(answered(500, b'{"job_id": "job-9"}', ("Retry-After", said), ("Date", said)))
+    assert (found.verdict, found.candidates) == ("unknown", ("job-9",))
+
+
 def test_ids_of_an_error_itself_do_not_hide_a_generic_failure() -> None:
     found = outcome(answered(500, b'{"request_id": "req-1", "error": {"id": "err-1"}}'))
     assert (found.generic_failure, found.candidates) == (True, ("req-1", "err-1"))
