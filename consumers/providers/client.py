@@ -23,7 +23,13 @@ import httpx
 
 from consumers.providers import destination
 from consumers.providers.answer import Answer
-from consumers.providers.destination import OutputCut, OutputExpired, OutputRefused, OutputTooLarge
+from consumers.providers.destination import (
+    OutputCut,
+    OutputExpired,
+    OutputForbidden,
+    OutputRefused,
+    OutputTooLarge,
+)
 from consumers.providers.profile import Limits, Profile
 from consumers.providers.request import Request, base, download_headers
 from relay.errors import UsageError
@@ -210,13 +216,16 @@ class ProviderClient:
                     try:
                         if response.status_code not in _REDIRECTS:
                             return await _receive(response, url, sink, limits)
-                        url = urljoin(url, _location(response))
+                        url = _next_url(url, response)
                     finally:
                         await response.aclose()
         except TimeoutError:
             raise OutputCut(f"The download took longer than {limits.download_deadline_s:g} s.") from None
         except (httpx.TransportError, httpx.DecodingError, h11.ProtocolError) as error:
             raise OutputCut(f"The download was cut: {_said(error)}.") from None
+        except (httpx.InvalidURL, UnicodeError) as error:
+            # A host that has no form in IDNA: httpx says so, or the system's resolver.
+            raise OutputForbidden(f"The output URL is not a URL: {_said(error)}.") from None
         raise OutputRefused(f"The output URL redirects more than {limits.redirects} times.")
 
     async def _open_download(self, url: str, allowed: set[str]) -> httpx.Response:
@@ -362,11 +371,14 @@ def _closing(chunks: AsyncIterator[bytes]) -> aclosing[AsyncGenerator[bytes, Non
     return aclosing(chunks)
 
 
-def _location(response: httpx.Response) -> str:
+def _next_url(url: str, response: httpx.Response) -> str:
     location: str | None = response.headers.get("location")
     if not location:
         raise OutputRefused(f"The output URL answers {response.status_code} without saying where to.")
-    return location
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise OutputForbidden(f"The output URL redirects to what is not a URL: {error}.") from None
 
 
 async def _resolve(host: str, port: int) -> list[str]:

@@ -16,7 +16,8 @@ from consumers.providers.retry_after import retry_after_s
 
 OUTPUTS: Final = 1000
 """Most files of one job; more is an answer that this profile doesn't describe."""
-_URL: Final = re.compile(r"[^\x00-\x20\x7f]{1,8192}")
+_URL: Final = re.compile(r"[^\x00-\x20\x7f\ud800-\udfff]{1,8192}")
+"""No spaces or controls, and no lone surrogate, which no UTF-8 and so no row can hold."""
 _NAME_CHARACTERS: Final = 100
 _COST: Final = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?")
 """What a cost may look like: not negative, and within numeric(38, 18) once it is checked below."""

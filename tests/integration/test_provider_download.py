@@ -102,6 +102,29 @@ async def test_a_file_that_is_cut_is_never_taken_for_the_whole(how: str) -> None
         await fetch(f"{server.url}/a.png")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://[::1/a.png",
+        "https://files..example/a.png",
+        f"https://{'a' * 64}.example/a.png",
+        "https://\N{SNOWMAN}.example/a.png",
+    ],
+)
+async def test_what_is_not_a_url_is_a_named_error_wherever_it_comes_from(url: str) -> None:
+    """Any other exception would let the delivery be tried again for ever, and nobody would be asked."""
+
+    def script(talk: Talk) -> None:
+        talk.read_request()
+        talk.answer(302, b"", f"Location: {url}")
+
+    with pytest.raises(OutputForbidden, match="not a URL"):
+        await fetch(url, provider="https://provider.example")
+    if url.isascii():
+        with WireServer(script) as server, pytest.raises(OutputForbidden, match="not a URL"):
+            await fetch(f"{server.url}/a.png")
+
+
 async def test_a_refused_connection_or_an_unknown_name_may_be_tried_again() -> None:
     with pytest.raises(OutputCut):
         await fetch(f"http://127.0.0.1:{refused_port()}/a.png")

@@ -149,6 +149,7 @@ def test_two_outputs_never_have_one_name() -> None:
         '{"url": 5}',
         '{"url": ""}',
         '{"url": "https://a/\\n"}',
+        '{"url": "https://a/\\ud800"}',
         '{"url": "https://a/1", "size": "many"}',
         '{"url": "https://a/1", "size": -5}',
         '{"url": "https://a/1", "sha256": "abc"}',
