@@ -106,7 +106,8 @@ def storable_cost(cost: Decimal | None) -> Decimal | None:
     """`cost` in whole millionths, rounded up so that no charge is booked short; None if it can't be held."""
     if cost is None or not 0 <= cost < COST_BELOW:
         return None
-    return cost.quantize(COST_STEP, rounding=ROUND_CEILING)
+    rounded = cost.quantize(COST_STEP, rounding=ROUND_CEILING)
+    return rounded if rounded < COST_BELOW else None
 
 
 def decide(

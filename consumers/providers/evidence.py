@@ -61,14 +61,20 @@ def evidence(answer: Answer, **first: Any) -> dict[str, Any]:
 
 
 def bounded(evidence: dict[str, Any]) -> dict[str, Any]:
-    """`evidence` as an attempt's row can hold it: the excerpt of the body goes first, its digest stays.
+    """`evidence` as an attempt's row can hold it: the excerpt of the body in base64 if it must be, then
+    without it; its digest stays.
 
     16 KiB of control characters are six times that in JSON, and a row that can't be written would keep the
     answer out of the database for ever.
     """
     if len(msgspec.json.encode(evidence)) <= EVIDENCE_BYTES:
         return evidence
-    kept = {name: held for name, held in evidence.items() if name not in {"body", "body_base64"}}
+    kept = dict(evidence)
+    if isinstance(body := kept.pop("body", None), str):
+        kept["body_base64"] = base64.b64encode(body.encode()).decode("ascii")
+        if len(msgspec.json.encode(kept)) <= EVIDENCE_BYTES:
+            return kept
+    kept.pop("body_base64", None)
     kept["body_left_out"] = True
     if len(msgspec.json.encode(kept)) <= EVIDENCE_BYTES:
         return kept

@@ -7,9 +7,10 @@ create table relay.allowance (
   owner_id text not null check (length(owner_id) between 1 and 200),
   unit text not null check (length(unit) between 1 and 40),
   limit_amount numeric(20, 6) not null check (limit_amount >= 0 and limit_amount <> 'NaN'),
-  reserved numeric(20, 6) not null default 0 check (reserved >= 0),
-  disputed numeric(20, 6) not null default 0 check (disputed >= 0),
-  settled numeric(20, 6) not null default 0,
+  -- Wider than an amount: what providers charged is booked past any limit, and its sum must always have room.
+  reserved numeric(30, 6) not null default 0 check (reserved >= 0),
+  disputed numeric(30, 6) not null default 0 check (disputed >= 0),
+  settled numeric(30, 6) not null default 0,
   -- Set by an overrun: the owner's claims stop until a person raises the limit or clears it.
   overrun boolean not null default false,
   updated_at timestamptz not null default relay.now(),

@@ -186,6 +186,7 @@ def test_no_charge_is_booked_short(cost: Decimal) -> None:
 
 def test_a_cost_that_no_column_holds_is_not_known() -> None:
     assert storable_cost(Decimal(10) ** 14) is None
+    assert storable_cost(Decimal("99999999999999.9999991")) is None
     assert storable_cost(Decimal(-1)) is None
     assert storable_cost(None) is None
 
