@@ -104,6 +104,7 @@ class _Application:
         self.operation: _Operation
         self.before: str | None
         """The attempt's outcome until now; None: it has no row, its hook's commit never landed."""
+        self.new_candidates: list[str] = []
 
     async def run(self, operation_id: UUID) -> Applied:
         row = await self._one("lock_operation", operation_id=operation_id)
@@ -118,7 +119,8 @@ class _Application:
         if self.before is None:
             return await self._without_attempt()
         for candidate in self.outcome.candidates:
-            await self._add_job(candidate, "candidate")
+            if await self._add_job(candidate, "candidate"):
+                self.new_candidates.append(candidate)
         match self.outcome.verdict:
             case "accepted":
                 applied = await self._accepted()
@@ -158,6 +160,10 @@ class _Application:
         job_id = outcome.job_id
         if job_id is None:
             raise ValueError("an accepted submission has a job id")
+        if self.before in ("refused", "unsent"):
+            # Its money was given back and the operation went on: nothing backs a transition any more.
+            await self._add_job(job_id, "candidate")
+            return await self._contradiction(job_id, f"its request counted as {self.before}")
         taken = await self._take_id(job_id)
         if not taken:
             return await self._collision(job_id)
@@ -168,13 +174,11 @@ class _Application:
             if operation.job_id != job_id:
                 await self._review("second_id", {"job_ids": [operation.job_id, job_id]})
                 await self._incident(f"a second job {job_id} of one operation", job_id)
+            elif self.before != "accepted":
+                await self._ask_about_others(job_id)
             return Applied.RECORDED
         if operation.phase not in LATE_IDS_MOVE:
-            await self._review("contradiction", {"job_id": job_id, "phase": operation.phase})
-            await self._incident(
-                f"job {job_id} became known when the operation was {operation.phase}", job_id
-            )
-            return Applied.RECORDED
+            return await self._contradiction(job_id, f"the operation was {operation.phase}")
         await self._say(Cause.LATE_ANSWER if late else Cause.ANSWER)
         await self._move(
             "accept",
@@ -187,7 +191,22 @@ class _Application:
             await self._review("id_with_error", {"job_id": job_id, "reason": outcome.reason})
         if outcome.candidates:
             await self._review("second_id", {"job_id": job_id, "candidates": list(outcome.candidates)})
+        await self._ask_about_others(job_id)
         return Applied.MOVED
+
+    async def _contradiction(self, job_id: str, known: str) -> Applied:
+        await self._review("contradiction", {"job_id": job_id, "known": known})
+        await self._incident(f"job {job_id} became known when {known}", job_id)
+        return Applied.RECORDED
+
+    async def _ask_about_others(self, job_id: str) -> None:
+        """One job ends the question of one request: whatever else was sent may be paid for too."""
+        told = await self._one("first_told", **self._job(job_id))
+        if told is not None and told[0] not in (None, self.attempt_id):
+            await self._review("second_id", {"job_id": job_id, "first_told_to": str(told[0])})
+        for other, outcome in await self._all("other_requests"):
+            if outcome == "unknown":
+                await self._review("uncertain_submission", {"accepted": job_id}, attempt_id=other)
 
     async def _take_id(self, job_id: str) -> bool:
         """Store the id, whatever else; True: it is this operation's own, as its first or its second one."""
@@ -196,7 +215,7 @@ class _Application:
         unclaimed = not second and (operation.job_id == job_id or operation.phase in LATE_IDS_MOVE)
         role = "duplicate" if second else "primary" if unclaimed else "candidate"
         await self._add_job(job_id, role)
-        holders = await self._all("job_holders", provider_account=operation.provider_account, job_id=job_id)
+        holders = await self._all("job_holders", **self._job(job_id))
         others = [
             holder for holder, held_as in holders if holder != operation.operation_id and held_as == "primary"
         ]
@@ -206,7 +225,7 @@ class _Application:
                 await self._add_job(job_id, "candidate")
             return False
         if role == "primary" and own != ["primary"]:
-            await self._run("promote_job", provider_account=operation.provider_account, job_id=job_id)
+            await self._run("promote_job", **self._job(job_id))
         return True
 
     async def _collision(self, job_id: str) -> Applied:
@@ -214,9 +233,7 @@ class _Application:
         own_claim = self._own_claim
         if self.before in ("open", "unknown"):
             await self._finish("unknown", reason="job_id_collision")
-        holders = await self._all(
-            "job_holders", provider_account=self.operation.provider_account, job_id=job_id
-        )
+        holders = await self._all("job_holders", **self._job(job_id))
         evidence = {"job_id": job_id, "operations": sorted(str(holder) for holder, _role in holders)}
         moved = Applied.RECORDED
         if own_claim:
@@ -250,18 +267,22 @@ class _Application:
                 await self._say(Cause.REFUSED)
                 await self._move("move", to_phase=Phase.HELD, reason=Hold.CONFIGURATION, delay_s=None)
             return Applied.MOVED
-        if self.operation.phase is Phase.UNCERTAIN and outcome.after == "final":
+        # A refusal of one request says nothing about another that may have been accepted.
+        uncertain = self.operation.phase is Phase.UNCERTAIN and not await self._all("other_requests")
+        if uncertain and outcome.after == "final":
             await self._say(Cause.RULE)
             await self._move("reject_uncertain", reason=outcome.reason)
             return Applied.MOVED
         return Applied.RECORDED
 
     async def _unsent(self) -> Applied:
-        # Only the sending process knows this; after its lease ran out the operation stays uncertain.
-        if self.before != "open" or not self._own_claim:
+        # Only the sender knows this; after its lease the operation stays uncertain, and a person is told.
+        if self.before == "unknown":
+            await self._finish("unknown")
+        if self.before != "open":
             return Applied.RECORDED
         await self._finish("unsent")
-        return await self._return_unsent("move")
+        return await self._return_unsent("move") if self._own_claim else Applied.RECORDED
 
     async def _return_unsent(self, query: str) -> Applied:
         row = await self._one("unsent_in_a_row")
@@ -283,8 +304,13 @@ class _Application:
         own_claim = self._own_claim
         await self._finish("unknown")
         if not own_claim:
-            if self.outcome.candidates and not self.operation.is_final:
-                await self._review("candidate_id", {"candidates": list(self.outcome.candidates)})
+            if self.new_candidates:
+                await self._review("candidate_id", {"candidates": self.new_candidates})
+                if self.operation.is_final:
+                    await self._incident("an id became known after the end", ", ".join(self.new_candidates))
+            elif self.before == "open":
+                # A late id took the operation; this request may have made a second job all the same.
+                await self._review("uncertain_submission", {"accepted": self.operation.job_id})
             return Applied.RECORDED
         reason = "candidate_id" if self.outcome.candidates else self.outcome.reason
         await self._say(Cause.UNKNOWN)
@@ -310,9 +336,16 @@ class _Application:
             status=status if isinstance(status, int) else None,
             evidence=Jsonb(bounded(self.outcome.evidence)),
         )
+        if not self._own_claim:
+            told = {"attempt_id": str(self.attempt_id), "as": outcome, "reason": self.outcome.reason}
+            await self._run("tell_reviewers", told=Jsonb(told))
 
-    async def _add_job(self, job_id: str, role: str) -> None:
-        await self._run("add_job", provider_account=self.operation.provider_account, job_id=job_id, role=role)
+    async def _add_job(self, job_id: str, role: str) -> bool:
+        """True: the operation didn't have it yet."""
+        return 0 < await self._run("add_job", **self._job(job_id), role=role)
+
+    def _job(self, job_id: str) -> dict[str, str]:
+        return {"provider_account": self.operation.provider_account, "job_id": job_id}
 
     async def _review(
         self, kind: str, evidence: dict[str, Any], *, operation_id: UUID | None = None, attempt_id: Any = ...
@@ -348,8 +381,9 @@ class _Application:
                 f"operation {self.operation.operation_id} moved although it is locked: {query}"
             )
 
-    async def _run(self, query: str, **more: Any) -> None:
-        await self.connection.execute(_SQL[query], self._parameters(more))
+    async def _run(self, query: str, **more: Any) -> int:
+        cursor = await self.connection.execute(_SQL[query], self._parameters(more))
+        return cursor.rowcount
 
     async def _one(self, query: str, **more: Any) -> tuple[Any, ...] | None:
         cursor = await self.connection.execute(_SQL[query], self._parameters(more))

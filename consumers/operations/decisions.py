@@ -148,3 +148,9 @@ def judged(seen: Whole, decision: Decision) -> Attempt | None:
     ]
     named = seen.review(decision.review_id).attempt_id
     return next((one for one in submits if one.attempt_id == named), submits[-1] if submits else None)
+
+
+def told_of(seen: Whole, job_id: str | None) -> Attempt | None:
+    """The submission whose answer named the job `job_id` first, if any did: its reservation pays for it."""
+    told = {job.attempt_id for job in seen.jobs if job.job_id == job_id}
+    return next((one for one in seen.attempts if one.attempt_id in told and one.action == "submit"), None)

@@ -180,7 +180,8 @@ async def abandoned(connection: _Connection, limit: int) -> list[Abandoned]:
 
 
 async def close_abandoned(connection: _Connection, attempt: Abandoned) -> bool:
-    """open → unknown. A submission's opens an incident: its sender will never tell whether it made a job."""
+    """open → unknown. A submission's opens an incident and a review: its sender will never tell whether it
+    made a job, and its money stays reserved until a person says what it cost."""
     named = {"attempt_id": attempt.attempt_id, "operation_id": attempt.operation_id}
     async with connection.transaction():
         row = await _one(connection, "lock_operation", named)
@@ -189,6 +190,7 @@ async def close_abandoned(connection: _Connection, attempt: Abandoned) -> bool:
         done = await connection.execute(_SQL["attempt_unknown"], named | {"reason": "abandoned"})
         if done.rowcount and attempt.action == "submit":
             await connection.execute(_SQL["open_incident"], named)
+            await connection.execute(_SQL["open_review"], named)
     return done.rowcount == 1
 
 

@@ -22,6 +22,7 @@ from consumers.operations.decisions import (
     Resolution,
     judged,
     require_possible,
+    told_of,
 )
 from consumers.operations.ground import Ground, say
 from consumers.operations.lifecycle import Cause, Phase
@@ -126,6 +127,8 @@ class _Effect:
         self.seen = seen
         self.decision = decision
         self.attempt = judged(seen, decision)
+        if decision.resolution is Resolution.ACCEPTED:
+            self.attempt = told_of(seen, decision.job_id) or self.attempt
         self.evidence = dict(evidence)
 
     async def take(self) -> Resolved:
@@ -141,6 +144,8 @@ class _Effect:
         to_phase = TO.get(decision.resolution)
         if to_phase is not None:
             await self._move(to_phase)
+        if decision.resolution is Resolution.ACCEPTED:
+            await self._ask_about_others()
         return Resolved(
             review_id=decision.review_id,
             operation_id=operation.operation_id,
@@ -162,6 +167,12 @@ class _Effect:
         await self._run("take_job", job_id=decision.job_id, attempt_id=attempt_id)
         if attempt_id is not None:
             await self._run("accept_attempt", attempt_id=attempt_id)
+
+    async def _ask_about_others(self) -> None:
+        """The job ends the question of one request; another that was sent may be paid for too."""
+        for attempt in self.seen.attempts:
+            if attempt.undecided and attempt is not self.attempt:
+                await self._run("ask_about", attempt_id=attempt.attempt_id)
 
     async def _take_from(self, other: UUID, job_id: str) -> None:
         if not self.decision.override:

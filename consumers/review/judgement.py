@@ -127,6 +127,8 @@ def _judge_attempt(attempt: Attempt, now: datetime, proven: list[str], unproven:
 def _answer(attempt: Attempt) -> str:
     seen = attempt.evidence
     error = f" ({seen['error']})" if seen.get("error") else ""
+    if seen.get("sent") is False:
+        return f"its process says that no byte left the machine{error}."
     if seen.get("status") is None:
         what = seen.get("spool")
         return f"its process was lost; the spool says: {what}." if what else f"no answer was read{error}."

@@ -159,6 +159,10 @@ begin
             and try.outcome in ('unsent', 'unknown')
         end) then
         perform relay.not_backed(p_cause, format('the attempt is %s, %s', try.action, try.outcome));
+      elsif p_cause = 'rule' and p_old.phase = 'uncertain' and exists (select 1 from relay.attempt a
+          where a.operation_id = p_old.operation_id and a.action = 'submit' and a.attempt_id <> try.attempt_id
+            and a.outcome not in ('unsent', 'refused') and a.released_by_review is null) then
+        perform relay.not_backed(p_cause, 'another request may have reached the provider');
       end if;
     when p_cause = 'lease_expired' then
       if p_old.lease_expires_at is null or p_old.lease_expires_at > moment then

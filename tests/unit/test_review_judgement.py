@@ -167,6 +167,13 @@ def test_silence_proves_nothing_about_a_job() -> None:
     )
 
 
+def test_a_process_that_knows_that_it_sent_nothing_is_quoted() -> None:
+    """It said so after the lease had run out: the operation is uncertain, and a person can go by this."""
+    evidence = {"status": None, "sent": False, "error": "DeadlinePassed"}
+    (said, *_) = judge(_review(), _whole(_attempt(evidence=evidence))).proven
+    assert said == f"Of attempt {ATTEMPT}: its process says that no byte left the machine (DeadlinePassed)."
+
+
 def test_every_answer_to_an_open_question_is_offered_as_a_command_with_the_revision_that_was_shown() -> None:
     assert _commands(_whole(_attempt())) == {
         "accepted --job-id ID --revision 4 --reason '…'": None,

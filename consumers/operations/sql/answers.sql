@@ -29,6 +29,17 @@ select operation_id, role from relay.remote_job
  where provider_account = %(provider_account)s and job_id = %(job_id)s
    and (role = 'primary' or operation_id = %(operation_id)s)
 
+-- name: first_told
+-- Whose answer named the job first: its reservation pays for it.
+select attempt_id from relay.remote_job
+ where provider_account = %(provider_account)s and job_id = %(job_id)s and operation_id = %(operation_id)s
+
+-- name: other_requests
+-- Those that may have made a job, and that no review released.
+select attempt_id, outcome from relay.attempt
+ where operation_id = %(operation_id)s and action = 'submit' and attempt_id <> %(attempt_id)s
+   and outcome in ('open', 'unknown', 'accepted') and released_by_review is null
+
 -- name: promote_job
 update relay.remote_job set role = 'primary'
  where provider_account = %(provider_account)s and job_id = %(job_id)s and operation_id = %(operation_id)s
@@ -58,11 +69,18 @@ update relay.operation set phase = 'rejected', phase_reason = %(reason)s
  where operation_id = %(operation_id)s and phase = 'uncertain'
 
 -- name: open_review
+-- One question for each request: its answer says what that request cost.
 insert into relay.review (operation_id, attempt_id, kind, deadline, evidence)
 select %(operation_id)s, %(attempt_id)s, %(kind)s,
        relay.now() + make_interval(secs => %(deadline_s)s), %(evidence)s
  where not exists (select 1 from relay.review where operation_id = %(operation_id)s
+                    and attempt_id is not distinct from %(attempt_id)s
                     and kind = %(kind)s and state = 'open')
+
+-- name: tell_reviewers
+-- New evidence raises the revision: whoever decides has to have seen it.
+update relay.review set evidence = evidence || jsonb_build_object('answered', %(told)s::jsonb)
+ where operation_id = %(operation_id)s and state = 'open'
 
 -- name: open_incident
 insert into relay.incident (operation_id, attempt_id, boundary, what, evidence)

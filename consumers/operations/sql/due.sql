@@ -105,6 +105,10 @@ insert into relay.incident (operation_id, attempt_id, boundary, what)
 values (%(operation_id)s, %(attempt_id)s, 'network',
         'the process that sent this request never said what came of it, and the operation went on without it')
 
+-- name: open_review
+insert into relay.review (operation_id, attempt_id, kind, deadline)
+values (%(operation_id)s, %(attempt_id)s, 'uncertain_submission', relay.now() + interval '1 day')
+
 -- name: escalate
 -- Once for each deadline that has passed; severity decides nothing, it only says how urgent the review is.
 update relay.review r set severity = due.severity

@@ -46,6 +46,10 @@ on conflict (provider_account, job_id, operation_id) do update set role = 'prima
 insert into relay.review (operation_id, kind, deadline, evidence)
 values (%(operation_id)s, 'id_collision', relay.now() + interval '1 day', %(evidence)s)
 
+-- name: ask_about
+insert into relay.review (operation_id, attempt_id, kind, deadline)
+values (%(operation_id)s, %(attempt_id)s, 'uncertain_submission', relay.now() + interval '1 day')
+
 -- name: open_incident
 insert into relay.incident (operation_id, attempt_id, boundary, what, evidence)
 values (%(operation_id)s, %(attempt_id)s, 'id_commit', %(what)s, %(evidence)s)
