@@ -104,7 +104,7 @@ class _Application:
         self.operation: _Operation
         self.before: str | None
         """The attempt's outcome until now; None: it has no row, its hook's commit never landed."""
-        self.new_candidates: list[str] = []
+        self.new_candidates: list[str]
 
     async def run(self, operation_id: UUID) -> Applied:
         row = await self._one("lock_operation", operation_id=operation_id)
@@ -118,9 +118,8 @@ class _Application:
         self.before = None if attempt is None else attempt[0]
         if self.before is None:
             return await self._without_attempt()
-        for candidate in self.outcome.candidates:
-            if await self._add_job(candidate, "candidate"):
-                self.new_candidates.append(candidate)
+        named = self.outcome.candidates
+        self.new_candidates = [one for one in named if await self._add_job(one, "candidate")]
         match self.outcome.verdict:
             case "accepted":
                 applied = await self._accepted()
@@ -342,7 +341,7 @@ class _Application:
 
     async def _add_job(self, job_id: str, role: str) -> bool:
         """True: the operation didn't have it yet."""
-        return 0 < await self._run("add_job", **self._job(job_id), role=role)
+        return await self._run("add_job", **self._job(job_id), role=role) > 0
 
     def _job(self, job_id: str) -> dict[str, str]:
         return {"provider_account": self.operation.provider_account, "job_id": job_id}
