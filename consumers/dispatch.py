@@ -26,7 +26,7 @@ from consumers.registered import Provider, Providers
 from consumers.runtime import Consumer, Context, Event
 from consumers.runtime.visibility import Unseen
 from relay import failpoints
-from relay.errors import Unavailable, UsageError
+from relay.errors import SchemaError, Unavailable, UsageError
 
 APPLY_BACKOFF_S: Final = (0.1, 5.0)
 """First and longest wait before an answer is written again, while the database is away."""
@@ -128,9 +128,9 @@ class Dispatch(Consumer):
             await claims.hold(connection, claimed, Hold.SPECIFICATION, self._worker, words, incident=evidence)
             ctx.log.error("held", reason=words)
             return None
-        async with connection.transaction():
-            profile = await self._providers.profile(connection, claimed.provider, claimed.profile_digest)
         try:
+            async with connection.transaction():
+                profile = await self._providers.profile(connection, claimed.provider, claimed.profile_digest)
             provider = self._providers.provider(profile)
             request = render_submit(
                 profile,
@@ -140,7 +140,7 @@ class Dispatch(Consumer):
                 secret=provider.secret,
                 idempotency_key=None,
             )
-        except UsageError as error:
+        except (UsageError, SchemaError) as error:
             await claims.hold(connection, claimed, Hold.CONFIGURATION, self._worker, str(error))
             ctx.log.error("held", reason=str(error))
             return None

@@ -72,7 +72,7 @@ class Providers:
         """Texts that evidence from the provider `name` must not contain, if any is configured here."""
         configured = self._settings.providers.get(name)
         secret = None if configured is None else _secret(name, configured)
-        return () if secret is None else (secret,)
+        return (secret,) if secret else ()
 
 
 def _secret(name: str, configured: ProviderSettings) -> str | None:

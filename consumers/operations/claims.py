@@ -142,7 +142,7 @@ async def hold(
 async def earlier_request(
     connection: psycopg.AsyncConnection[Any], claimed: Claim, request_sha256: str
 ) -> str | None:
-    """The digest of an earlier attempt's request that differs from this one, if there is any."""
+    """The digest of an earlier attempt's request that differs from this one, if any such was ever sent."""
     parameters = {"operation_id": claimed.operation_id, "request_sha256": request_sha256}
     row = await _one(connection, _SQL["earlier_request"], parameters)
     return None if row is None else str(row[0])

@@ -209,7 +209,8 @@ create index attempt_open on relay.attempt (started_at) where outcome = 'open';
 
 -- Every id that a provider ever returned, even on an error, even late, even the second one.
 create table relay.remote_job (
-  provider_account text not null check (length(provider_account) between 1 and 120),
+  -- A provider's and an account's name have 63 characters at most.
+  provider_account text not null check (length(provider_account) between 1 and 127),
   job_id text not null check (length(job_id) between 1 and 512 and job_id !~ '[[:cntrl:]]'),
   operation_id uuid not null references relay.operation,
   attempt_id uuid references relay.attempt,

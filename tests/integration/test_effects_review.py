@@ -1,6 +1,7 @@
 """No answer is lost between the provider and the database, whatever fails in the process that has it."""
 
 import asyncio
+import hashlib
 from typing import Any
 from uuid import UUID
 
@@ -8,10 +9,12 @@ import psycopg
 import pytest
 
 from consumers import dispatch
-from consumers.operations import claims
+from consumers.operations import claims, providers
 from consumers.operations.answers import Applied, apply_submission, attempted
+from consumers.operations.decisions import Resolution
 from consumers.providers.client import ProviderClient
 from consumers.providers.outcome import Submission
+from consumers.providers.profile import Profile
 from fix_dispatch import Dispatching
 from relay.errors import Unavailable
 
@@ -152,6 +155,67 @@ async def test_what_is_written_while_the_spool_is_read_is_not_overwritten_by_wha
         "select outcome_reason, evidence -> 'status' from relay.attempt where operation_id = %s", operation
     )
     assert seen == [("status_502", 502)]
+
+
+async def test_a_request_that_was_never_sent_binds_nobody_to_its_url(dispatching: Dispatching) -> None:
+    """A person mends the URL after it; held for another request's digest, it could never be sent."""
+    operation = dispatching.prepared()
+    attempt = await dispatching.begun(operation)
+    await dispatching.answered(attempt, operation, "unsent")
+    dispatching.dispatch_again(operation)
+    await dispatching.hand_over(await dispatching.dispatcher(), operation)
+    assert dispatching.row(operation, "phase") == ("accepted",)
+
+
+async def test_after_a_person_released_it_the_unsent_are_counted_anew(dispatching: Dispatching) -> None:
+    operation = dispatching.prepared()
+    dispatcher = await dispatching.dispatcher()
+    dispatching.simulator.stop()
+    for _ in range(dispatching.profile.max_unsent):
+        dispatching.dispatch_again(operation)
+        await dispatching.hand_over(dispatcher, operation)
+    assert dispatching.row(operation, "phase") == ("held",)
+    await dispatching.decided(operation, Resolution.RELEASE)
+    await dispatching.hand_over(dispatcher, operation)
+    assert dispatching.row(operation, "phase, not_before > relay.now()") == ("prepared", True)
+
+
+async def test_a_profile_that_this_release_can_not_read_is_held_for_a_person(
+    dispatching: Dispatching,
+) -> None:
+    """Claimed, failed, its lease run out and claimed again: nobody would ever be asked."""
+    document = f"{dispatching.profile.text}\nof_a_later_release: true\n"
+    digest = hashlib.sha256(document.encode()).hexdigest()
+    dispatching.connection.execute(
+        "insert into relay.provider_profile (provider, digest, document) values ('simulator', %s, %s)",
+        [digest, document],
+    )
+    dispatching.connection.execute("update relay.provider_account set current_digest = %s", [digest])
+    operation = dispatching.prepared()
+    await dispatching.hand_over(await dispatching.dispatcher(), operation)
+    assert dispatching.row(operation, "phase, phase_reason, open_reviews") == ("held", "configuration", 1)
+    assert "of_a_later_release" in dispatching.one("select reason from relay.journal where to_phase = 'held'")
+    assert dispatching.all("select state from relay.reservation") == [("released",)]
+
+
+async def test_the_longest_id_of_the_longest_account_is_stored_and_observed(dispatching: Dispatching) -> None:
+    name = "p" * 63
+    document = dispatching.profile.text.replace("name: simulator", f"name: {name}").replace(
+        "account: default", f"account: {name}"
+    )
+    profile = Profile.parse(document, source="test")
+    providers.push(dispatching.connection, [profile])
+    (operation,) = dispatching.all(
+        "select operation_id from relay.prepare_operation(kind => 'generation', owner_id => 'studio/1',"
+        " operation_key => 'k', payload => '{}', provider => %s, account => %s, max_cost => 1)",
+        name,
+        name,
+    )[0]
+    attempt = await dispatching.begun(operation)
+    longest = "\N{GRINNING FACE}" * 512
+    await dispatching.answered(attempt, operation, "accepted", job_id=longest)
+    assert dispatching.row(operation, "phase, job_id") == ("accepted", longest)
+    assert dispatching.last(operation, "collection.requested").payload["job_id"] == longest
 
 
 async def _left_in_the_spool(

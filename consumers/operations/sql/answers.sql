@@ -87,10 +87,14 @@ insert into relay.incident (operation_id, attempt_id, boundary, what, evidence)
 values (%(operation_id)s, %(attempt_id)s, 'id_commit', %(what)s, %(evidence)s)
 
 -- name: unsent_in_a_row
+-- Since something was sent, or a person let it go on.
 select count(*) from relay.attempt a
  where a.operation_id = %(operation_id)s and a.action = 'submit' and a.outcome = 'unsent'
-   and a.started_at > coalesce((select max(b.started_at) from relay.attempt b
-        where b.operation_id = a.operation_id and b.action = 'submit' and b.outcome <> 'unsent'), '-infinity')
+   and a.started_at > coalesce(greatest(
+         (select max(b.started_at) from relay.attempt b
+           where b.operation_id = a.operation_id and b.action = 'submit' and b.outcome <> 'unsent'),
+         (select max(j.at) from relay.journal j
+           where j.operation_id = a.operation_id and j.cause = 'review')), '-infinity')
 
 -- name: note_failure
 update relay.provider_account

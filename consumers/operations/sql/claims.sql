@@ -60,6 +60,6 @@ returning o.lease_expires_at
 
 -- name: earlier_request
 select request_sha256 from relay.attempt
- where operation_id = %(operation_id)s and action = 'submit' and request_sha256 is not null
-   and request_sha256 <> %(request_sha256)s
+ where operation_id = %(operation_id)s and action = 'submit' and outcome <> 'unsent'
+   and request_sha256 is not null and request_sha256 <> %(request_sha256)s
  limit 1
