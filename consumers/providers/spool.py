@@ -26,6 +26,8 @@ from relay.errors import RelayError
 
 _LOCK: Final = "lock"
 _SUFFIX: Final = ".jsonl"
+_PROCESS: Final = re.compile(r"[0-9]+-[0-9a-f]{16}")
+"""A sub-folder's name; whatever else lies in the folder, a volume's own lost+found above all, isn't ours."""
 _ATTEMPT: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
@@ -86,7 +88,7 @@ class Spool:
         with self._adopting:
             try:
                 for other in sorted(self._folder.iterdir()):
-                    if other != self._own and other.is_dir():
+                    if other != self._own and _PROCESS.fullmatch(other.name) and other.is_dir():
                         adopted += self._adopt(other)
             except OSError as error:
                 raise _refused(

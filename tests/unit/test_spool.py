@@ -137,6 +137,13 @@ def test_an_empty_spool_leaves_no_folder_behind(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def test_what_else_lies_in_the_folder_is_left_alone(folder: Path) -> None:
+    """A volume's root has folders of the file system's own, which may be nobody's to read."""
+    (folder / "lost+found").mkdir(parents=True)
+    Spool.open(folder).close()
+    assert [path.name for path in folder.rglob("*")] == ["lost+found"]
+
+
 def _send_and_wait(folder: Path, ready: Connection) -> None:
     spool = Spool.open(folder)
     spool.sending("a-killed", "op-1")
