@@ -124,18 +124,23 @@ class System:
         return str(self.one("select phase from relay.operation where operation_id = %s", operation_id))
 
     def wait_for_phase(self, operation_id: UUID, phase: str) -> None:
-        def there() -> bool:
-            self._all_alive()
-            return self.phase(operation_id) == phase
-
-        eventually(there, f"operation {operation_id} is {phase}")
+        self.wait_until(lambda: self.phase(operation_id) == phase, f"operation {operation_id} is {phase}")
 
     def wait_until(self, look: Callable[[], bool], what: str) -> None:
+        """Wait for `look`; on failure tell what every process said last, and where every operation is."""
+
         def seen() -> bool:
             self._all_alive()
             return look()
 
-        eventually(seen, what)
+        try:
+            eventually(seen, what)
+        except AssertionError as error:
+            for name, process in self.processes.items():
+                error.add_note(f"--- {name}:\n" + "\n".join(process.output().splitlines()[-12:]))
+            rows = self.owner.execute("select operation_id, kind, phase, phase_reason from relay.operation")
+            error.add_note("\n".join(map(str, rows.fetchall())))
+            raise
 
     def truth(self) -> dict[str, Any]:
         """What the provider knows."""
