@@ -19,6 +19,7 @@ from fix_kafka import Kafka
 from fix_postgres import Database
 from fix_process import Process, RunProcess
 from fix_waiting import eventually
+from relay.errors import Unavailable
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.settings import load
@@ -173,7 +174,10 @@ class RelayUnderTest:
 
         def there() -> bool:
             assert process is None or process.running, process.output()
-            found = self.checkpoint()
+            try:
+                found = self.checkpoint()
+            except Unavailable:
+                return False  # a broker that has just come back has no leader for a moment
             return found is not None and found.seq >= last and self.confirmed() >= found.commit_lsn
 
         eventually(there, f"seq {last} is published and confirmed")

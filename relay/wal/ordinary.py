@@ -77,7 +77,8 @@ class OrdinaryConnection:
     def close(self) -> None:
         """End the connection. A question that is under way ends by its time-out."""
         self._jobs.put(None)
-        self._ring.send(b"!")
+        # Ends the thread's wait like a byte would; the thread may be gone already, so nothing is sent.
+        self._ring.close()
 
     def _run(self) -> None:
         while True:
@@ -92,7 +93,6 @@ class OrdinaryConnection:
                 if job is None:
                     self._drop()
                     self._bell.close()
-                    self._ring.close()
                     return
                 job()
 
