@@ -17,6 +17,7 @@ import psycopg_pool
 import structlog
 from prometheus_client import start_http_server
 
+from consumers.connection import patient_conninfo
 from consumers.runtime.consumer import Consumer, Context, Pool
 from consumers.runtime.group import Group
 from consumers.runtime.handling import Handling
@@ -110,8 +111,7 @@ class Process:
             self._log.warning("no database is set: deliveries aren't recorded in the inbox")
             return None
         pool: Pool = psycopg_pool.AsyncConnectionPool(
-            self._settings.require_database(),
-            kwargs={"application_name": f"relay consume {self._consumer.name}"},
+            patient_conninfo(self._settings.require_database(), f"relay consume {self._consumer.name}"),
             min_size=1,
             max_size=self._settings.concurrency + SPARE_CONNECTIONS,
             timeout=CONNECTION_S,

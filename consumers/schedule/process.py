@@ -15,8 +15,8 @@ from typing import Any, Final
 import psycopg
 import structlog
 from prometheus_client import start_http_server
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from consumers.connection import patient_conninfo
 from consumers.registered import Providers
 from consumers.schedule import metrics
 from consumers.schedule.round import Done, Round
@@ -29,15 +29,6 @@ SAY_AGAIN_S: Final = 60.0
 """While something is overdue the log says so this often."""
 _STATEMENT_TIMEOUT_S: Final = 60
 _LOCK_TIMEOUT_S: Final = 5
-# A server that vanished is noticed within half a minute (PostgreSQL 18, 32.1.2).
-_CONNECTION: Final[dict[str, str | int | None]] = {
-    "application_name": "relay schedule",
-    "connect_timeout": "10",
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "25000",
-}
 
 
 class Schedule:
@@ -46,8 +37,7 @@ class Schedule:
     def __init__(self, settings: Settings) -> None:
         """Raises UsageError when no database is set."""
         self._settings = settings
-        given = conninfo_to_dict(settings.require_database())
-        self._conninfo = make_conninfo("", **(_CONNECTION | given))
+        self._conninfo = patient_conninfo(settings.require_database(), "relay schedule")
         self._actor = f"schedule@{socket.gethostname()}:{os.getpid()}"
         self._providers = Providers(settings)
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(part="schedule")
