@@ -1,7 +1,7 @@
 """How long-lived processes connect to Postgres: a server that vanished is noticed within half a minute.
 
-By itself TCP gives up what was sent after a quarter of an hour, and misses a silent peer after two: so long
-would wait an answer that says that a job was made. It opens nothing.
+By itself TCP gives up what was sent after a quarter of an hour, and misses a silent peer after two hours: an
+answer that says that a job was made would wait so long. It opens nothing.
 """
 
 from typing import Final
