@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -154,10 +154,27 @@ class RunProcess(Protocol):
     ) -> Process: ...
 
 
+_CHILDREN = pytest.StashKey[list[Process]]()
+_REPORTED_LINES = 60
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed shows what its children said last."""
+    report = yield
+    if report.when == "call" and report.failed:
+        for child in item.stash.get(_CHILDREN, []):
+            state = "running" if child.running else f"ended with {child.wait()}"
+            last = "\n".join(child.output().splitlines()[-_REPORTED_LINES:])
+            report.sections.append((f"{' '.join(child.command)} ({state})", last))
+    return report
+
+
 @pytest.fixture
-def run_process(tmp_path: Path) -> Iterator[RunProcess]:
+def run_process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunProcess]:
     """Starts children of `python -m relay`; those that still run are killed, by pid, at teardown."""
     children: list[Process] = []
+    request.node.stash[_CHILDREN] = children
 
     def run(
         args: Sequence[str],
