@@ -22,7 +22,7 @@ from bench.topics import PARTITIONS, Topic
 LOOK_EVERY_S: Final = 0.04
 LOOK_FOR_FIRST_EVERY_S: Final = 0.02
 
-STILL_FOR_S: Final = 0.5
+STILL_FOR_S: Final = 1.0
 """So long without a change, with as many offsets as rows: the drain is over, or a reader will tell."""
 
 STALLED_AFTER_S: Final = 120.0

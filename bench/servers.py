@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 from apache_kafka import ApacheKafka
 from bench.topics import Topic, client
 from relay.embedded_postgres import EmbeddedPostgres
+from relay.errors import UsageError
 
 POSTGRES_SETTINGS: Final[Mapping[str, str]] = {
     "fsync": "on",
@@ -76,8 +77,11 @@ class Servers:
 def servers(keep: Path | None = None) -> Iterator[Servers]:
     """Both servers, in a folder of their own that is removed afterwards, unless `keep` names one to use.
 
-    Raises KafkaMissing without Java and Maven, UsageError or Unavailable as `EmbeddedPostgres` does.
+    Raises KafkaMissing without Java and Maven, UsageError or Unavailable as `EmbeddedPostgres` does, and
+    UsageError when `keep` holds something already.
     """
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        raise UsageError(f"The folder {keep} isn't empty.", remedy="Name one that is, or none.")
     folder = keep.absolute() if keep else Path(tempfile.mkdtemp(prefix="relay-bench-"))
     folder.mkdir(parents=True, exist_ok=True)
     # As root, Postgres runs as somebody else, who has to get to its folder below this one.

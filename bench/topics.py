@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import LatestSpec, OffsetSpec  # the stub exports them nowhere else
 from confluent_kafka.cimpl import NewTopic
@@ -13,14 +13,6 @@ PARTITIONS: Final = 6
 
 _REQUEST_TIMEOUT_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.05
-# What is said of a topic that the controller has made and the broker hasn't heard of.
-_NOT_YET: Final = frozenset(
-    {
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._NOENT,  # noqa: SLF001 librdkafka's own codes have a leading _
-    }
-)
 
 
 def client(bootstrap: str) -> dict[str, str | int | float | bool]:
@@ -49,8 +41,9 @@ class Topic:
         while True:
             try:
                 self.stable_offsets()
-            except KafkaException as error:
-                if error.args[0].code() not in _NOT_YET or time.monotonic() > give_up_at:
+            except KafkaException:
+                # The broker hasn't heard of what the controller has made; it says so in many ways.
+                if time.monotonic() > give_up_at:
                     raise
                 time.sleep(_LOOK_AGAIN_S)
             else:
