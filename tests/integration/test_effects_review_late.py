@@ -192,11 +192,17 @@ async def test_an_id_of_a_request_that_counted_as_refused_is_kept_and_asked_abou
     """As when a later release reads the spool's answer better than the one that died applying it."""
     operation = dispatching.prepared()
     attempt = await dispatching.begun(operation)
-    await dispatching.answered(attempt, operation, "refused", after="delay", charged=False)
+    await dispatching.answered(attempt, operation, "refused", after="final", charged=False)
     await dispatching.answered(attempt, operation, "accepted", job_id="job-1")
-    assert dispatching.row(operation, "phase") == ("prepared",)
+    assert dispatching.row(operation, "phase") == ("rejected",)
     assert dispatching.all("select job_id, role from relay.remote_job") == [("job-1", "candidate")]
     assert _questions(dispatching, operation) == [("contradiction", attempt)]
+
+    await dispatching.decided(operation, Resolution.ACCEPTED, job_id="job-1")
+    assert dispatching.row(operation, "phase, job_id") == ("accepted", "job-1")
+    # Its money was given back: what the job costs is beyond what anybody reserved.
+    dispatching.connection.execute("select relay.settle(%s, 3, 'told by a test')", [attempt])
+    assert dispatching.all("select reserved, settled, overrun from relay.allowance") == [(0, 3, True)]
 
 
 async def test_a_candidate_of_an_earlier_request_that_proves_true_is_paid_by_that_request(
