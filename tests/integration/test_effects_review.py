@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from typing import Any
+from typing import Any, Final, LiteralString
 from uuid import UUID
 
 import psycopg
@@ -19,6 +19,11 @@ from fix_dispatch import Dispatching
 from relay.errors import Unavailable
 
 pytestmark = pytest.mark.anyio
+
+END_SESSIONS: Final = (
+    "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+    " where datname = current_database() and pid <> pg_backend_pid()"
+)
 
 
 async def test_an_answer_is_on_the_disk_before_anything_is_made_of_it(
@@ -60,6 +65,35 @@ async def test_a_commit_whose_answer_was_lost_before_the_first_byte_sends_nothin
     assert dispatching.row(operation, "phase, dispatch_no, accounting") == ("prepared", 2, "none")
     assert dispatching.all("select outcome from relay.attempt") == [("unsent",)]
     assert dispatching.all("select state from relay.reservation") == [("released",)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        END_SESSIONS,
+        "update public.moved set by_interval = '61 seconds'",
+        "update relay.provider_account set paused_at = relay.now(), paused_reason = 'by hand'",
+    ],
+    ids=["the connection breaks", "the lease runs out", "the account is paused"],
+)
+async def test_what_changes_between_the_claim_and_the_first_byte_lets_none_leave(
+    dispatching: Dispatching, monkeypatch: pytest.MonkeyPatch, change: LiteralString
+) -> None:
+    operation = dispatching.prepared()
+    dispatcher = await dispatching.dispatcher()
+    begin = claims.begin_submission
+
+    async def changed(*arguments: Any) -> None:
+        dispatching.connection.execute(change)
+        await begin(*arguments)
+
+    monkeypatch.setattr(claims, "begin_submission", changed)
+    await dispatching.hand_over(dispatcher, operation)
+
+    assert dispatching.posts(operation) == 0
+    assert dispatching.row(operation, "phase, dispatch_no, accounting") == ("prepared", 2, "none")
+    assert dispatching.row(operation, "not_before > relay.now() and next_action_at >= not_before") == (True,)
+    assert dispatching.all("select outcome from relay.attempt") == [("unsent",)]
 
 
 async def test_what_the_database_refuses_to_record_stops_new_claims_and_parks_nothing(
