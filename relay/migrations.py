@@ -56,10 +56,19 @@ def apply(connection: psycopg.Connection[Any], folder: Path = POSTGRES) -> list[
     """Bring the database up to date and return the names applied now, in order.
 
     `connection` must be in autocommit and able to create roles and schemas. Raises SchemaError when an
-    applied file changed, or when the database has a migration that this release doesn't know.
+    applied file changed, when the database has a migration that this release doesn't know, or when its
+    encoding can't hold every id.
     """
     if not connection.autocommit:
         raise SchemaError("Migrations need a connection in autocommit: each is a transaction of its own.")
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise SchemaError(
+            f"The database's encoding is {encoding}, and UTF8 is needed: a provider's job id may have any"
+            " character.",
+            meaning="Nothing was changed.",
+            remedy="Create the database with ENCODING 'UTF8'.",
+        )
     migrations = shipped(folder)
     connection.execute("select pg_advisory_lock(%s)", [ADVISORY_LOCK])
     try:

@@ -16,7 +16,9 @@ from consumers.providers.client import ProviderClient
 from consumers.providers.outcome import Submission
 from consumers.providers.profile import Profile
 from fix_dispatch import Dispatching
-from relay.errors import Unavailable
+from relay import migrations
+from relay.embedded_postgres import EmbeddedPostgres
+from relay.errors import SchemaError, Unavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -250,6 +252,22 @@ async def test_the_longest_id_of_the_longest_account_is_stored_and_observed(disp
     await dispatching.answered(attempt, operation, "accepted", job_id=longest)
     assert dispatching.row(operation, "phase, job_id") == ("accepted", longest)
     assert dispatching.last(operation, "collection.requested").payload["job_id"] == longest
+
+
+def test_a_database_that_can_not_hold_every_id_is_refused_before_anything_is_sent(
+    postgres: EmbeddedPostgres,
+) -> None:
+    with psycopg.connect(postgres.superuser_url, autocommit=True) as connection:
+        connection.execute(
+            "create database latin template template0 encoding 'LATIN1' locale 'C' locale_provider libc"
+        )
+        try:
+            with psycopg.connect(postgres.url("latin"), autocommit=True) as latin:
+                with pytest.raises(SchemaError, match=r"LATIN1.*UTF8"):
+                    migrations.apply(latin)
+                assert latin.execute("select to_regnamespace('relay')").fetchone() == (None,)
+        finally:
+            connection.execute("drop database latin with (force)")
 
 
 async def _left_in_the_spool(
