@@ -25,7 +25,19 @@
 A message says what happened; `meaning` what that means for the data; `remedy` the command to run next.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+REPAIR_TO_COME: Final = (
+    "The repair that compares the outbox with Kafka comes with a later release: until then leave the slot,"
+    " the topics and the outbox's rows as they are."
+)
+"""Ends a remedy. A message never names a command that this release doesn't have."""
+
+
+def as_sentence(said: object) -> str:
+    """What a server or a library said, on one line and closed, so that it can end a message of ours."""
+    text = " ".join(str(said).split())
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 class RelayError(Exception):

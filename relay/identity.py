@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from relay.errors import (
+    REPAIR_TO_COME,
     CheckpointMissing,
     LogLost,
     OtherCluster,
@@ -21,10 +22,15 @@ from relay.errors import (
 )
 from relay.kafka.checkpoint import Checkpoint
 from relay.outbox.mapping import OutboxMapping
+from relay.wal import publication as publications
 from relay.wal.lsn import format_lsn
-from relay.wal.slot import Published, Slot, SourceIdentity, require_published, require_usable
+from relay.wal.publication import Published
+from relay.wal.slot import Slot, SourceIdentity, require_made_for, require_usable
 
-_REPAIR: Final = "`relay outbox repair` compares outbox and Kafka and publishes what is missing."
+_REWIND: Final = (
+    "If RELAY_DATABASE_URL names the wrong server, correct it. Else reconcile those operations with the"
+    " provider by hand, and change nothing here: to go on from a rewound database needs a later release."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +80,19 @@ def may_start(
         raise Repairing(
             f"A repair of relay {recorded.relay_id} is under way, or was interrupted.",
             meaning="Until it ends, nobody may publish from this outbox.",
-            remedy="Let `relay outbox repair` finish, or run it again: it starts from the beginning.",
+            remedy="Let the repair finish, with the release that began it: this one has none.",
         )
     if slot is None or slot.wal_status == "lost" or slot.confirmed_flush is None:
         raise LogLost(
             f"The replication slot {slot_name} is {'gone' if slot is None else 'lost (wal_status = lost)'}.",
             meaning="What was committed since its last confirmed position may be gone from the WAL.",
-            remedy=_REPAIR,
+            remedy=REPAIR_TO_COME,
         )
     require_usable(slot, source.database)
-    require_published(source.published, publication, mapping)
+    # First whether it is ours at all: a wrong setting is no altered outbox.
+    require_made_for(recorded, publication, mapping)
+    publications.require(source.published, publication, mapping)
     refuse_standby_name(source.synchronous_standby_names, slot_name)
-    if (recorded.publication, recorded.outbox_table) != (publication, mapping.name):
-        raise UsageError(
-            f"Relay {recorded.relay_id} was made for {recorded.outbox_table} and publication "
-            f"{recorded.publication}, and the settings name {mapping.name} and {publication}.",
-            remedy="Set RELAY_OUTBOX_TABLE and RELAY_PUBLICATION back, or RELAY_SLOT to the other relay's.",
-        )
     return recorded, slot
 
 
@@ -129,7 +131,8 @@ def decide(recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Che
             + (f", and it has run before (state {recorded.state})." if recorded.state != "new" else "."),
             meaning=f"The slot stands at {format_lsn(flush)}; what Kafka has up to there is unknown, so "
             "events could be missing or published twice.",
-            remedy=f"If this is the wrong Kafka or prefix, correct the setting. Else {_REPAIR}",
+            remedy="If this is the wrong Kafka or prefix, correct RELAY_KAFKA_BOOTSTRAP or "
+            f"RELAY_TOPIC_PREFIX. Else: {REPAIR_TO_COME}",
         )
     if checkpoint.system_identifier != server.system_identifier:
         raise _other_cluster(checkpoint.system_identifier, server.system_identifier)
@@ -137,7 +140,7 @@ def decide(recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Che
         raise CheckpointMissing(
             f"Kafka's checkpoint is of epoch {checkpoint.epoch}, and Postgres is in epoch {recorded.epoch}.",
             meaning="One of them was restored or repaired without the other.",
-            remedy=_REPAIR,
+            remedy=REPAIR_TO_COME,
         )
     if checkpoint.timeline != server.timeline:
         checkpoint = _after_promotion(checkpoint, server)
@@ -151,7 +154,7 @@ def decide(recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Che
             f"The slot stands at {format_lsn(flush)}, above the {format_lsn(checkpoint.confirmed_lsn)} that "
             "the checkpoint allowed.",
             meaning="Somebody made the slot anew or advanced it; events in between may be in no Kafka.",
-            remedy=_REPAIR,
+            remedy=REPAIR_TO_COME,
         )
     return checkpoint
 
@@ -185,7 +188,7 @@ def _after_promotion(checkpoint: Checkpoint, server: Server) -> Checkpoint:
             f"The promotion at {format_lsn(server.switch_lsn)} lost transactions whose events Kafka has: the "
             f"last one is {checkpoint.event_id}, committed at {format_lsn(checkpoint.commit_lsn)}.",
             meaning="Consumers have acted on events that no longer exist in Postgres.",
-            remedy="Reconcile those operations, then `relay init --accept-rewind`.",
+            remedy=_REWIND,
         )
     return msgspec.structs.replace(
         checkpoint,
@@ -198,8 +201,8 @@ def _other_cluster(was: str, now: str) -> OtherCluster:
     return OtherCluster(
         f"This is the Postgres cluster {now}, and the relay was made for {was}.",
         meaning="Its WAL positions mean nothing here, so neither skipping nor confirming would be right.",
-        remedy="Point RELAY_DATABASE_URL at the right cluster; after a drained pg_upgrade, "
-        "`relay init --accept-upgrade`.",
+        remedy="Point RELAY_DATABASE_URL at the right cluster. To accept another one, as after pg_upgrade,"
+        " needs a later release.",
     )
 
 
@@ -207,5 +210,5 @@ def _rewound(what: str) -> Rewound:
     return Rewound(
         f"The database is behind Kafka: {what}.",
         meaning="It was restored or rewound; consumers have acted on events that it doesn't have.",
-        remedy="Reconcile those operations, then `relay init --accept-rewind`.",
+        remedy=_REWIND,
     )

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from relay import failpoints, identity, metrics
-from relay.errors import BadEventHalt, StreamIncomplete, Unavailable
+from relay.errors import REPAIR_TO_COME, BadEventHalt, StreamIncomplete, Unavailable
 from relay.intake import Intake, Part, Position
 from relay.kafka.committer import Committed, Committer
 from relay.kafka.publisher import PAUSE_AFTER_COMMIT_S, TRANSACTION_TIMEOUT_MS, RecordRefused
@@ -25,6 +25,7 @@ from relay.outbox.parking import park
 from relay.session import Memory, Session, Started, StartOver, repeat
 from relay.settings import Settings
 from relay.waking import Stopping, Waker
+from relay.wal import publication as publications
 from relay.wal import slot as slots
 from relay.wal.lsn import format_lsn
 from relay.wal.ordinary import Connection
@@ -103,7 +104,7 @@ class Group:
 class IdleReading:
     """What an ordinary connection saw; `newest_seq` was read before `insert_lsn`."""
 
-    published: slots.Published
+    published: publications.Published
     standby_names: str
     newest_seq: int
     insert_lsn: int
@@ -348,7 +349,7 @@ class Pipeline:
                 f"The outbox has a row with seq {seq}; the stream is past {format_lsn(by_lsn)} without it.",
                 meaning="Postgres skipped rows of the outbox (the publication was narrowed, or made anew); "
                 "nothing was confirmed since this was noticed.",
-                remedy="Mend the publication (`relay init` says how), then `relay outbox repair`.",
+                remedy=f"Mend the publication (`relay init` says how). {REPAIR_TO_COME}",
             )
 
     def _tend_idle(self) -> None:
@@ -375,7 +376,7 @@ class Pipeline:
         except Unavailable as error:
             log.warning("the slot can't be moved on while the ordinary connection is away", reason=str(error))
             return
-        slots.require_published(seen.published, self._settings.publication, self._mapping)
+        publications.require(seen.published, self._settings.publication, self._mapping)
         identity.refuse_standby_name(seen.standby_names, self._settings.slot)
         if self._mapping.rows_kept and seen.newest_seq > self._intake.seq:
             self._awaited = (seen.newest_seq, seen.insert_lsn)
@@ -459,7 +460,7 @@ class Pipeline:
 
 
 def _read_idle(connection: Connection, publication: str, mapping: OutboxMapping) -> IdleReading:
-    published = slots.read_published(connection, publication, mapping)
+    published = publications.read(connection, publication, mapping)
     countable = mapping.rows_kept and published.outbox_exists
     newest_seq = slots.read_newest_seq(connection, mapping) if countable else 0
     return IdleReading(

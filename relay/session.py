@@ -26,6 +26,7 @@ from relay.outbox.event import Schemas, dead_letter_topic, topics_from_start
 from relay.outbox.mapping import OutboxMapping
 from relay.settings import Settings
 from relay.waking import Stopping, Waker
+from relay.wal import publication as publications
 from relay.wal import slot as slots
 from relay.wal.lsn import format_lsn
 from relay.wal.ordinary import Connection, OrdinaryConnection
@@ -216,7 +217,7 @@ class Session:
         return identity.Source(
             recorded=slots.read_identity(connection, self.settings.slot),
             slot=slots.read_slot(connection, self.settings.slot),
-            published=slots.read_published(connection, self.settings.publication, self.mapping),
+            published=publications.read(connection, self.settings.publication, self.mapping),
             database=slots.read_database(connection),
             synchronous_standby_names=slots.read_standby_names(connection),
             flush_lsn=slots.read_flush_lsn(connection),

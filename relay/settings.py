@@ -137,13 +137,26 @@ class Settings(BaseModel):
         return self
 
     def require_database(self) -> str:
-        """The libpq connection string. Raises UsageError when it isn't set."""
+        """The libpq connection string. Raises UsageError when it isn't set, or is none."""
         url = self.database_url.get_secret_value()
         if not url:
             raise UsageError(
                 "RELAY_DATABASE_URL is not set: there is no database to talk to.",
                 remedy="Set it to a libpq URL, for example postgresql://user@host/app.",
             )
+        # Here, because a command that needs no database shouldn't pay for libpq.
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            conninfo_to_dict(url)
+        except ProgrammingError:
+            # libpq's own words repeat what it couldn't read, which may be the password.
+            raise UsageError(
+                "RELAY_DATABASE_URL (or --database-url) is neither a libpq URL nor keywords of libpq.",
+                remedy="Write postgresql://user:password@host:5432/app, special characters in the password"
+                " percent-encoded, or host=… dbname=….",
+            ) from None
         return url
 
     def require_kafka(self) -> dict[str, str]:

@@ -1,33 +1,25 @@
 """`relay init`: migrations, what other packages register, then publication, slot, identity. Repeatable."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Final
 
 import click
 import psycopg
 
 from relay import migrations
 from relay.cli import loaded
-from relay.errors import Unavailable
+from relay.refused import in_words
 from relay.settings import Settings
 from relay.wal import slot
 
 InitStep = Callable[[psycopg.Connection[Any], Settings], list[str]]
 
 
-@contextmanager
-def _connected(url: str) -> Iterator[psycopg.Connection[Any]]:
-    try:
-        connection = psycopg.connect(url, autocommit=True, application_name="outbox-relay init")
-    except psycopg.OperationalError as error:
-        raise Unavailable(
-            f"The database can't be reached: {str(error).strip()}.",
-            remedy="Check RELAY_DATABASE_URL, and that the server is up.",
-        ) from error
-    with connection:
-        yield connection
+_LOGIN: Final = (
+    "Use a login that may create roles, schemas and a replication slot: a superuser, or the database's owner"
+    " with CREATEROLE and REPLICATION. Then run `relay init` again."
+)
 
 
 @click.command()
@@ -42,16 +34,18 @@ def command(ctx: click.Context, *, no_slot: bool) -> None:
     stands; it applies new migrations and registers new profiles.
     """
     settings = loaded(ctx).settings
-    with _connected(settings.require_database()) as connection:
-        for name in migrations.apply(connection):
-            click.echo(f"applied {name}")
-        for found in sorted(entry_points(group="relay.init"), key=lambda entry: entry.name):
-            step: InitStep = found.load()
-            for sentence in step(connection, settings):
-                click.echo(sentence)
-    if not no_slot:
-        identity = slot.initialise(settings)
-        click.echo(
-            f"relay {identity.relay_id}: slot {identity.slot_name}, publication {identity.publication},"
-            f" epoch {identity.epoch}, {identity.state}"
-        )
+    url = settings.require_database()
+    with in_words(_LOGIN):
+        with psycopg.connect(url, autocommit=True, application_name="outbox-relay init") as connection:
+            for name in migrations.apply(connection):
+                click.echo(f"applied {name}")
+            for found in sorted(entry_points(group="relay.init"), key=lambda entry: entry.name):
+                step: InitStep = found.load()
+                for sentence in step(connection, settings):
+                    click.echo(sentence)
+        if not no_slot:
+            identity = slot.initialise(settings)
+            click.echo(
+                f"relay {identity.relay_id}: slot {identity.slot_name}, publication {identity.publication},"
+                f" epoch {identity.epoch}, {identity.state}"
+            )

@@ -104,7 +104,8 @@ class Topics:
                 f"The topic {name} {what}.",
                 meaning="Records may be lost, or an operation's events may be on two partitions and arrive "
                 "out of order; the relay publishes nothing more until somebody has looked.",
-                remedy="When consumers have read what they need: `relay topics accept`, then start it again.",
+                remedy="When consumers have read what they need, start it again: it takes the topics as"
+                " they are then.",
             )
 
     def _is_embedded(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from relay.errors import Unavailable, UsageError
+from relay.errors import Unavailable, UsageError, as_sentence
 from relay.wal.stream import CONNECT_TIMEOUT_S, SENDER_TIMEOUT_S, SHUTDOWN
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class OrdinaryConnection:
                 future.set_result(question(self._connected()))
             except psycopg.OperationalError as error:
                 self._lost(error)
-                future.set_exception(Unavailable(f"Postgres didn't answer: {str(error).strip()}."))
+                future.set_exception(Unavailable(f"Postgres didn't answer: {as_sentence(error)}"))
             except psycopg.Error as error:
                 future.set_exception(
                     UsageError(

@@ -1,4 +1,4 @@
-"""Publication, slot and the row that says what the source was: made once, in this order, then only inspected.
+"""The slot, and the row that says what the source was: made once, after the publication, then only inspected.
 
 The order matters: rows committed between slot and publication would be read by nobody. Nothing here drops or
 moves a slot, since only a person can know whose it is.
@@ -13,9 +13,10 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from relay.errors import LogLost, OutboxAltered, Unavailable, UsageError
+from relay.errors import REPAIR_TO_COME, LogLost, Unavailable, UsageError, as_sentence
 from relay.outbox.mapping import OutboxMapping, parse
 from relay.settings import Settings
+from relay.wal import publication as publications
 from relay.wal.lsn import parse_lsn
 
 PLUGIN: Final = "pgoutput"
@@ -66,22 +67,6 @@ class Slot:
     two_phase: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What the publication says of the outbox."""
-
-    outbox_exists: bool
-    publication_exists: bool
-    inserts: bool
-    all_tables: bool
-    outbox_included: bool
-    row_filter: bool
-    column_list: bool
-    other_tables: int
-    via_root: bool
-    partitioned: bool
-
-
 def initialise(settings: Settings) -> SourceIdentity:
     """Make publication, slot and identity where they are missing, and return the identity.
 
@@ -95,54 +80,32 @@ def initialise(settings: Settings) -> SourceIdentity:
             connection.execute("select pg_advisory_lock(%s)", [ADVISORY_LOCK])
             return _initialise(connection, settings, mapping)
     except psycopg.OperationalError as error:
-        raise Unavailable(f"The database is away: {error}.") from error
+        raise Unavailable(
+            f"The database can't be reached or ended the session: {as_sentence(error)}",
+            remedy="Check RELAY_DATABASE_URL and the server, then run `relay init` again.",
+        ) from error
 
 
 def _initialise(
     connection: psycopg.Connection[Any], settings: Settings, mapping: OutboxMapping
 ) -> SourceIdentity:
-    create_publication(connection, settings.publication, mapping)
     known = read_identity(connection, settings.slot)
+    if known is not None:
+        require_made_for(known, settings.publication, mapping)
+    publications.create(connection, settings.publication, mapping, new=known is None)
     slot = read_slot(connection, settings.slot)
     if known is not None:
         if slot is None:
             raise LogLost(
                 f"The replication slot {settings.slot} is gone, and relay {known.relay_id} had it.",
                 meaning="What was committed since it was dropped may not be in the WAL any more.",
-                remedy="`relay outbox repair` compares outbox and Kafka and publishes what is missing.",
+                remedy=REPAIR_TO_COME,
             )
         return known
     if slot is None:
         slot = create_slot(connection, settings.slot)
     require_usable(slot, _one(connection, "select current_database()")[0])
     return _insert_identity(connection, settings, mapping, slot)
-
-
-def create_publication(connection: psycopg.Connection[Any], publication: str, mapping: OutboxMapping) -> None:
-    """Make the publication of the outbox's inserts, or check the one that is there.
-
-    Raises UsageError when the outbox doesn't exist, OutboxAltered when the publication says something else.
-    """
-    found = read_published(connection, publication, mapping)
-    if not found.outbox_exists:
-        raise UsageError(
-            f"The outbox {mapping.qualified_name} doesn't exist.",
-            remedy="Create it, or set RELAY_OUTBOX_TABLE.",
-        )
-    if not found.publication_exists:
-        statement = sql.SQL(
-            "create publication {} for table {} with (publish = 'insert', publish_via_partition_root = {})"
-        ).format(
-            sql.Identifier(publication),
-            sql.Identifier(mapping.schema, mapping.table),
-            sql.Literal(found.partitioned),
-        )
-        try:
-            connection.execute(statement)
-        except psycopg.errors.DuplicateObject:
-            pass  # made by somebody else in the meantime: checked below like any other
-        found = read_published(connection, publication, mapping)
-    require_published(found, publication, mapping)
 
 
 def create_slot(connection: psycopg.Connection[Any], name: str) -> Slot:
@@ -165,17 +128,20 @@ def create_slot(connection: psycopg.Connection[Any], name: str) -> Slot:
     except psycopg.errors.ObjectNotInPrerequisiteState as error:
         raise UsageError(
             f"The server can't make a logical replication slot: {error.diag.message_primary}.",
-            remedy="`ALTER SYSTEM SET wal_level = 'logical';` and restart Postgres.",
+            remedy="`ALTER SYSTEM SET wal_level = 'logical';`, see that max_replication_slots and"
+            " max_wal_senders are above 0, restart Postgres, and run `relay init` again.",
         ) from None
     except psycopg.errors.ConfigurationLimitExceeded as error:
         raise UsageError(
             f"The server has no free replication slot: {error.diag.message_primary}.",
-            remedy="Raise max_replication_slots, or drop a slot that nobody reads.",
+            remedy="Raise max_replication_slots (which needs a restart), or drop a slot that nobody reads"
+            " (`select slot_name, active from pg_replication_slots;`); then run `relay init` again.",
         ) from None
     except psycopg.errors.InsufficientPrivilege as error:
         raise UsageError(
             f"This login may not make a replication slot: {error.diag.message_primary}.",
-            remedy="`ALTER ROLE … REPLICATION;` on the login itself: it isn't inherited from a group.",
+            remedy="`ALTER ROLE … REPLICATION;` on the login itself (it isn't inherited from a group), then"
+            " run `relay init` again.",
         ) from None
     finally:
         if not connection.broken:
@@ -202,38 +168,15 @@ def require_usable(slot: Slot, database: str) -> None:
         )
 
 
-def require_published(found: Published, publication: str, mapping: OutboxMapping) -> None:
-    """Raises OutboxAltered when inserts of the whole outbox are not what the publication sends."""
-    name = '"' + publication.replace('"', '""') + '"'
-    table = mapping.qualified_name
-    create = f"CREATE PUBLICATION {name} FOR TABLE {table} WITH (publish = 'insert')"
-    if not found.outbox_exists:
-        wrong, mend = f"the outbox {table} is gone or renamed", f"ALTER TABLE … RENAME TO … (back to {table})"
-    elif not found.publication_exists:
-        wrong = f"the publication {name} is gone"
-        mend = create
-    elif found.all_tables:
-        wrong = f"the publication {name} is for all tables, not for the outbox alone"
-        mend = f"DROP PUBLICATION {name}; {create}"
-    elif not found.outbox_included:
-        wrong = f"the publication {name} no longer has the outbox {table}"
-        mend = f"ALTER PUBLICATION {name} ADD TABLE {table}"
-    elif not found.inserts:
-        wrong = f"the publication {name} doesn't send inserts"
-        mend = f"ALTER PUBLICATION {name} SET (publish = 'insert')"
-    elif found.row_filter or found.column_list or found.other_tables:
-        wrong = f"the publication {name} has a row filter, a column list or another table"
-        mend = f"ALTER PUBLICATION {name} SET TABLE {table}"
-    elif found.partitioned and not found.via_root:
-        wrong = f"the outbox {table} is partitioned and the publication {name} announces its leaves"
-        mend = f"ALTER PUBLICATION {name} SET (publish_via_partition_root = true)"
-    else:
-        return
-    raise OutboxAltered(
-        f"Not every row of the outbox reaches the relay: {wrong}.",
-        meaning="Rows committed meanwhile may have been skipped by Postgres; none is confirmed from here on.",
-        remedy=f"`{mend};`, then `relay outbox repair` if rows were committed in between.",
-    )
+def require_made_for(recorded: SourceIdentity, publication: str, mapping: OutboxMapping) -> None:
+    """Raises UsageError when the settings name another outbox or publication than the relay was made for."""
+    if (recorded.publication, recorded.outbox_table) != (publication, mapping.name):
+        raise UsageError(
+            f"Relay {recorded.relay_id} was made for {recorded.outbox_table} and publication "
+            f"{recorded.publication}, and the settings name {mapping.name} and {publication}.",
+            remedy="Set RELAY_OUTBOX_TABLE and RELAY_PUBLICATION back; for another outbox set RELAY_SLOT and"
+            " RELAY_PUBLICATION to names of its own and run `relay init`.",
+        )
 
 
 def read_identity(connection: psycopg.Connection[Any], slot_name: str) -> SourceIdentity | None:
@@ -280,34 +223,6 @@ def read_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
         safe_wal_bytes=row["safe_wal_size"],
         two_phase=row["two_phase"],
     )
-
-
-def read_published(
-    connection: psycopg.Connection[Any], publication: str, mapping: OutboxMapping
-) -> Published:
-    row = _row(
-        connection,
-        """
-        select c.oid is not null as outbox_exists,
-               p.oid is not null as publication_exists,
-               coalesce(p.pubinsert, false) as inserts,
-               coalesce(p.puballtables, false) as all_tables,
-               coalesce(p.pubviaroot, false) as via_root,
-               coalesce(c.relkind = 'p', false) as partitioned,
-               r.oid is not null as outbox_included,
-               r.prqual is not null as row_filter,
-               r.prattrs is not null as column_list,
-               (select count(*)::int from pg_publication_rel o where o.prpubid = p.oid and o.prrelid <> c.oid)
-                 + (select count(*)::int from pg_publication_namespace n where n.pnpubid = p.oid)
-                 as other_tables
-        from (select to_regclass(%(table)s) as oid) t
-        left join pg_class c on c.oid = t.oid
-        left join pg_publication p on p.pubname = %(publication)s
-        left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
-        """,
-        {"table": mapping.qualified_name, "publication": publication},
-    )
-    return Published(**cast(dict[str, Any], row))
 
 
 def read_flush_lsn(connection: psycopg.Connection[Any]) -> int:

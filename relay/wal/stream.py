@@ -14,7 +14,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from relay.errors import LogLost, OutboxAltered, Unavailable, UsageError
+from relay.errors import REPAIR_TO_COME, LogLost, OutboxAltered, Unavailable, UsageError, as_sentence
 from relay.wal.lsn import parse_lsn
 from relay.wal.pgoutput import POSTGRES_EPOCH_US, quote
 
@@ -242,8 +242,8 @@ class ReplicationStream:
                 raise OutboxAltered(
                     f"Postgres warned on the replication connection: {message} ({state}).",
                     meaning="It skips the outbox's rows as long as that is so; none was confirmed since.",
-                    remedy="Make the publication again (`relay init`), then `relay outbox repair` for the "
-                    "rows that were committed without it.",
+                    remedy="Make the publication again (`relay init`). Rows committed without it are not in "
+                    f"Kafka. {REPAIR_TO_COME}",
                 )
             self._warn(f"Postgres said on the replication connection: {severity} {state} {message}")
 
@@ -262,7 +262,7 @@ class ReplicationStream:
             return LogLost(
                 f"The replication slot {slot} can't be read: {message}.",
                 meaning="What was committed since its last confirmed position may be gone from the WAL.",
-                remedy="`relay outbox repair` compares outbox and Kafka and publishes what is missing.",
+                remedy=REPAIR_TO_COME,
             )
         return Unavailable(f"Postgres refused: {message} ({state or 'no SQLSTATE'}).")
 
@@ -282,14 +282,20 @@ def _connect(url: str, application_name: str) -> pq.abc.PGconn:
     if connection.status != pq.ConnStatus.OK:
         message = connection.get_error_message().strip()
         connection.finish()
-        if "replication" in message and "permission" in message:
+        if _may_not_replicate(message):
             raise UsageError(
-                f"This login may not open a replication connection: {message}.",
+                f"This login may not open a replication connection: {as_sentence(message)}",
                 remedy="`ALTER ROLE … REPLICATION;` on the login itself: it isn't inherited from a group.",
             )
-        raise Unavailable(f"Postgres is away: {message}.")
+        raise Unavailable(f"Postgres is away: {as_sentence(message)}")
     return connection
 
 
+def _may_not_replicate(message: str) -> bool:
+    """A refused connection has no SQLSTATE. Postgres 16 and later name the attribute REPLICATION, in every
+    language; 15 says "must be superuser or replication role to start walsender"."""
+    return "REPLICATION" in message or ("replication" in message and "walsender" in message)
+
+
 def _away(error: psycopg.OperationalError) -> Exception:
-    return Unavailable(f"The replication connection broke: {str(error).strip()}.")
+    return Unavailable(f"The replication connection broke: {as_sentence(error)}")

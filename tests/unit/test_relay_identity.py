@@ -21,7 +21,8 @@ from relay.errors import (
 from relay.identity import Server, Source, could_match, decide, may_start, require_event
 from relay.kafka.checkpoint import Checkpoint
 from relay.outbox.mapping import parse
-from relay.wal.slot import Published, Slot, SourceIdentity
+from relay.wal.publication import Published
+from relay.wal.slot import Slot, SourceIdentity
 
 RECORDED = SourceIdentity(
     relay_id=uuid.UUID(int=1),
@@ -162,6 +163,12 @@ def test_a_timeline_without_ours_in_its_history_is_another_life() -> None:
         decide(RECORDED, SLOT, replace(SERVER, timeline=2, switch_lsn=None), CHECKPOINT)
 
 
+def test_a_setting_that_names_another_outbox_is_wrong_use_and_no_altered_outbox() -> None:
+    elsewhere = replace(SOURCE, recorded=replace(RECORDED, outbox_table="public.theirs"))
+    with pytest.raises(UsageError, match=r"was made for public\.theirs"):
+        start(replace(elsewhere, published=replace(PUBLISHED, outbox_exists=False)))
+
+
 def test_without_init_nothing_runs() -> None:
     with pytest.raises(UsageError, match="relay init"):
         start(replace(SOURCE, recorded=None))
@@ -190,6 +197,7 @@ def test_a_slot_that_is_gone_or_lost_stops(slot: Slot | None) -> None:
         replace(PUBLISHED, column_list=True),
         replace(PUBLISHED, other_tables=1),
         replace(PUBLISHED, partitioned=True, via_root=False),
+        replace(PUBLISHED, missing_columns=("seq",)),
     ],
 )
 def test_a_publication_that_sends_less_or_more_than_the_outbox_stops(published: Published) -> None:

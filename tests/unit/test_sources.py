@@ -26,7 +26,6 @@ OPERATIONS_SQL: Final = (Path("consumers/operations"), Path("schemas/postgres"))
 LINE_LIMIT: Final = 400
 LONGER: Final[dict[str, str]] = {
     "relay/pipeline.py": "the whole path from WAL to Kafka is read in this one file",
-    "relay/wal/slot.py": "publication, slot and identity are made and compared together",
     "tests/integration/test_provider_submit.py": "every way in which one POST can go wrong, in one list",
     "schemas/postgres/0005_guards.sql": "one trigger function per forbidden act, read side by side",
 }
