@@ -71,6 +71,7 @@ class Publisher(ABC):
         self._discarded = False
         self._refused: str | None = None
         self._failed: KafkaError | None = None
+        self._fatal: KafkaError | None = None
         self._checkpoint_topic = checkpoints.topic(prefix, relay_id)
         self._checkpoint_key = relay_id.bytes
         self._producer = make(
@@ -86,6 +87,8 @@ class Publisher(ABC):
                 "partitioner": "murmur2_random",
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_delivery,
+                # Without it a fatal error comes out of whichever poll is next, in whichever thread.
+                "error_cb": self._on_error,
             },
         )
         self._send: Callable[..., None] = self._producer.produce
@@ -120,8 +123,10 @@ class Publisher(ABC):
             raise self._classified(error) from error
 
     def poll(self) -> None:
-        """Serve librdkafka's callbacks, at once."""
+        """Serve librdkafka's callbacks, at once. Raises Fenced or Unavailable after a fatal error."""
         self._producer.poll(0)
+        if self._fatal is not None:
+            raise self._classified(KafkaException(self._fatal))
 
     def discard(self) -> None:
         """Drop what is queued and in flight; nothing of it is ever sent again."""
@@ -149,10 +154,15 @@ class Publisher(ABC):
         elif error.code() not in _DISCARDED:
             self._failed = error
 
+    def _on_error(self, error: KafkaError) -> None:
+        # Whatever isn't fatal is librdkafka's to mend, and in its log.
+        if error.fatal():
+            self._fatal = error
+
     def _classified(self, error: Exception) -> Exception:
         """What an exception of librdkafka means for the relay."""
         self._producer.poll(0)  # the delivery report that says why may still be waiting
-        reason = error.args[0] if isinstance(error, KafkaException) else None
+        reason = self._fatal or (error.args[0] if isinstance(error, KafkaException) else None)
         code = reason.code() if isinstance(reason, KafkaError) else None
         if code in _FENCINGS:
             return Fenced(
