@@ -143,11 +143,10 @@ def _require_silence(seen: Whole, decision: Decision) -> None:
 def judged(seen: Whole, decision: Decision) -> Attempt | None:
     """The submission that the review is about: the one that it names, else the last that may have made
     a job."""
-    submits = [
-        one for one in seen.attempts if one.action == "submit" and one.outcome not in ("unsent", "refused")
-    ]
+    sent = [one for one in seen.attempts if one.action == "submit" and one.outcome != "unsent"]
     named = seen.review(decision.review_id).attempt_id
-    return next((one for one in submits if one.attempt_id == named), submits[-1] if submits else None)
+    last = next((one for one in reversed(sent) if one.outcome != "refused"), None)
+    return next((one for one in sent if one.attempt_id == named), last)
 
 
 def told_of(seen: Whole, job_id: str | None) -> Attempt | None:

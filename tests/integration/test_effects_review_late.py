@@ -217,3 +217,15 @@ async def test_a_candidate_of_an_earlier_request_that_proves_true_is_paid_by_tha
     assert dispatching.row(operation, "phase, job_id") == ("accepted", "job-1")
     assert _outcomes(dispatching, operation) == [("accepted", "disputed"), ("unknown", "reserved")]
     assert ("uncertain_submission", second) in _questions(dispatching, operation)
+
+
+async def test_what_a_question_is_about_is_what_its_cost_is_booked_on(dispatching: Dispatching) -> None:
+    operation = dispatching.prepared()
+    first = await dispatching.begun(operation)
+    await dispatching.answered(first, operation, "refused", after="delay", retry_after_s=0, charged=False)
+    second = await dispatching.begun(operation)
+    await dispatching.answered(second, operation, "accepted", job_id="job-2")
+    await dispatching.answered(first, operation, "accepted", job_id="job-1")
+    assert _questions(dispatching, operation) == [("contradiction", first)]
+    await dispatching.decided(operation, Resolution.SETTLE, cost=Decimal(3))
+    assert _outcomes(dispatching, operation) == [("refused", "settled"), ("accepted", "reserved")]
