@@ -2,6 +2,8 @@
 
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
+from relay.errors import UsageError
+
 EVENTS = Counter("relay_events", "Events that Kafka has durably.")
 BYTES = Counter("relay_bytes", "About what these events took on the wire, uncompressed.")
 COMMITS = Counter("relay_kafka_commits", "Groups committed to Kafka.")
@@ -23,6 +25,13 @@ PROGRESS = Gauge("relay_last_progress_timestamp_seconds", "When something was la
 
 
 def serve(port: int) -> None:
-    """Serve ``/metrics`` on `port`; 0 is off. Raises OSError when the port is taken."""
-    if port:
+    """Serve ``/metrics`` on `port`; 0 is off. Raises UsageError when the port can't be had."""
+    if not port:
+        return
+    try:
         start_http_server(port)
+    except OSError as error:
+        raise UsageError(
+            f"The metrics port {port} can't be used: {error.strerror}.",
+            remedy="Set RELAY_METRICS_PORT to a free port, or to 0 for none.",
+        ) from None

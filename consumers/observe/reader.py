@@ -4,7 +4,6 @@
 reader, or follows them.
 """
 
-import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,8 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from consumers.runtime.record import Record, from_message
-from relay.errors import Unavailable, UsageError
+from relay.errors import Unavailable
+from relay.kafka.client import make, words
 from relay.settings import Settings
 
 ANSWER_S: Final = 30.0
@@ -45,17 +45,14 @@ class TopicReader:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
-        try:
-            self._kafka = Consumer(properties, logger=logging.getLogger("relay.librdkafka"))
-        except (KafkaException, ValueError) as error:
-            raise UsageError(f"The Kafka settings (RELAY_KAFKA_…) aren't accepted: {error}.") from None
+        self._kafka = make(Consumer, properties)
         try:
             self.missing_topics, partitions = self._partitions(topics, start)
             self._kafka.assign(partitions)
         except KafkaException as error:
             self._kafka.close()
             raise Unavailable(
-                f"Kafka doesn't answer at {properties['bootstrap.servers']}: {error}.",
+                f"Kafka doesn't answer at {properties['bootstrap.servers']}: {words(error)}",
                 remedy="Check RELAY_KAFKA_BOOTSTRAP and the brokers.",
             ) from error
         self._unfinished = {(each.topic, each.partition) for each in partitions}

@@ -5,7 +5,6 @@ It commits only what `PartitionOffsets` allows, and nothing of a partition that 
 event loop; what needs nothing more comes back through a queue.
 """
 
-import logging
 import queue
 import threading
 import time
@@ -23,7 +22,8 @@ from consumers.runtime.offsets import PartitionOffsets
 from consumers.runtime.properties import consumer_properties, group_id
 from consumers.runtime.record import from_message
 from relay import failpoints
-from relay.errors import RelayError, UsageError
+from relay.errors import RelayError
+from relay.kafka.client import make
 from relay.settings import MIB, Settings
 
 POLL_S: Final = 0.1
@@ -92,12 +92,7 @@ class Group:
             "error_cb": self._on_error,
             "on_commit": self._on_commit,
         }
-        try:
-            self._kafka = KafkaConsumer(properties, logger=logging.getLogger("relay.librdkafka"))
-        except (KafkaException, ValueError) as error:
-            raise UsageError(
-                f"The Kafka settings (RELAY_KAFKA_…) aren't accepted: {_words(error)}."
-            ) from None
+        self._kafka = make(KafkaConsumer, properties)
         self._thread = threading.Thread(target=self._run, name=f"kafka-{consumer_name}", daemon=True)
 
     # From any thread
@@ -357,8 +352,3 @@ def _committable(partitions: Iterable[_Partition]) -> list[TopicPartition]:
 
 def _named(partitions: Iterable[TopicPartition]) -> str:
     return " ".join(sorted(f"{each.topic}[{each.partition}]" for each in partitions)) or "none"
-
-
-def _words(error: Exception) -> str:
-    reason = error.args[0] if error.args else error
-    return reason.str() if isinstance(reason, KafkaError) else str(reason)

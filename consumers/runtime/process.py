@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 import psycopg
 import psycopg_pool
 import structlog
-from prometheus_client import start_http_server
 
 from consumers.connection import patient_conninfo
 from consumers.runtime.consumer import Consumer, Context, Pool
@@ -24,6 +23,7 @@ from consumers.runtime.handling import Handling
 from consumers.runtime.inbox import Inbox
 from consumers.runtime.parking import Parking
 from consumers.runtime.retry import Again, Failure, decide
+from relay import metrics
 from relay.avro.catalog import Catalog
 from relay.errors import RelayError, Unavailable, UsageError
 from relay.settings import Settings
@@ -82,7 +82,7 @@ class Process:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, number.name)
-        self._serve_metrics()
+        metrics.serve(self._settings.metrics_port)
         async with AsyncExitStack() as stack:
             pool = await self._open_pool(stack)
             context = Context(self._settings, self._log, self._stopping, opened_pool=pool)
@@ -93,18 +93,6 @@ class Process:
         if self._failure is not None:
             raise self._explained(self._failure)
         self._log.info("consumer stopped")
-
-    def _serve_metrics(self) -> None:
-        port = self._settings.metrics_port
-        if not port:
-            return
-        try:
-            start_http_server(port)
-        except OSError as error:
-            raise UsageError(
-                f"The metrics port {port} can't be used: {error.strerror}.",
-                remedy="Set RELAY_METRICS_PORT to a free port, or to 0 for none.",
-            ) from None
 
     async def _open_pool(self, stack: AsyncExitStack) -> Pool | None:
         if not self._settings.database_url.get_secret_value():

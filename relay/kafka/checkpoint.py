@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec  # not exported
 
 from relay.errors import CheckpointUnreadable, DecodeError, Unavailable
-from relay.kafka.client import make
+from relay.kafka.client import make, words
 from relay.wal.lsn import format_lsn, parse_lsn
 
 PARTITION: Final = 0
@@ -176,7 +176,10 @@ def _bounds(properties: Mapping[str, str], name: str) -> tuple[int, int]:
             )
             offsets.append(next(iter(asked.values())).result(2 * REQUEST_TIMEOUT_S).offset)
     except (KafkaException, TimeoutError) as error:
-        raise Unavailable(f"Kafka doesn't say where {name} ends: {error}.") from error
+        raise Unavailable(
+            f"Kafka doesn't say where {name} ends: {words(error)}",
+            remedy="Check RELAY_KAFKA_BOOTSTRAP and the brokers.",
+        ) from error
     return offsets[0], offsets[1]
 
 
@@ -208,7 +211,8 @@ def _last(
         elif error is not None and error.code() == _PARTITION_EOF and offset is not None:
             at = offset
         else:
-            raise Unavailable(f"Kafka can't read {name}: {error}.")
+            said = "a record without an offset." if error is None else words(error)
+            raise Unavailable(f"Kafka can't read {name}: {said}")
         if at > reached:
             reached, deadline = at, time.monotonic() + timeout_s
     return last

@@ -16,7 +16,7 @@ from relay import failpoints
 from relay.errors import Fenced, Unavailable
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
-from relay.kafka.client import make
+from relay.kafka.client import make, words
 from relay.outbox.event import Record
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000
@@ -173,7 +173,7 @@ class Publisher(ABC):
             )
         if self._refused is not None or code in _REFUSALS:
             return RecordRefused(self._refused or str(reason))
-        return Unavailable(f"Kafka failed the transaction: {self._failed or error}.")
+        return Unavailable(f"Kafka failed the transaction: {words(self._failed or error)}")
 
 
 class Transactional(Publisher):

@@ -15,7 +15,7 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from relay.errors import TopicsChanged, Unavailable, UsageError
-from relay.kafka.client import make
+from relay.kafka.client import make, words
 
 REQUEST_TIMEOUT_S: Final = 10.0
 WATCH_EVERY_S: Final = 10.0
@@ -112,7 +112,7 @@ class Topics:
         try:
             metadata = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            raise Unavailable(f"Kafka doesn't answer: {error}.") from error
+            raise Unavailable(f"Kafka doesn't answer: {words(error)}") from error
         return str(metadata.cluster_id).startswith(_EMBEDDED_CLUSTER)
 
     def _existing(self, names: list[str]) -> dict[str, Identity]:
@@ -124,7 +124,7 @@ class Topics:
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
-                raise Unavailable(f"Kafka can't describe the topic {name}: {error}.") from error
+                raise Unavailable(f"Kafka can't describe the topic {name}: {words(error)}") from error
             found[name] = Identity(str(described.topic_id), len(described.partitions))
         return found
 
@@ -163,7 +163,9 @@ class Topics:
             try:
                 config = _result(future)
             except KafkaException as error:
-                raise Unavailable(f"Kafka can't describe the topic {resource.name}: {error}.") from error
+                raise Unavailable(
+                    f"Kafka can't describe the topic {resource.name}: {words(error)}"
+                ) from error
             self._limits[resource.name] = int(config["max.message.bytes"].value)
             policy = config["cleanup.policy"].value
             if resource.name == checkpoint and policy != "compact":

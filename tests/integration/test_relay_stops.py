@@ -1,6 +1,7 @@
 """Each reason to stop ends the real process with its own status and a remedy, and confirms nothing."""
 
 import json
+import socket
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -145,8 +146,34 @@ def test_status_makes_nothing_and_may_be_asked_before_the_first_run(
     ran(relay)
 
 
+def test_status_shows_what_postgres_says_while_kafka_is_away(
+    relay: RelayUnderTest, run_process: RunProcess
+) -> None:
+    away = {**relay.environment(), "RELAY_KAFKA_BOOTSTRAP": "127.0.0.1:1"}
+    shown = run_process(["status"], away)
+    assert shown.wait() == 1
+    assert f"name: {relay.slot}" in shown.output()
+    assert "Kafka doesn't say where" in shown.output()
+    assert "RELAY_KAFKA_BOOTSTRAP" in shown.output()
+
+
 @pytest.mark.parametrize("status", ["10", "14", "19", "22"])
 def test_help_lists_the_exit_statuses(status: str, run_process: RunProcess) -> None:
     shown = run_process(["run", "--help"])
     assert shown.wait() == 0
     assert f"  {status}  " in shown.output()
+
+
+def test_a_login_without_replication_is_told_so_and_not_tried_for_ever(
+    relay: RelayUnderTest, run_process: RunProcess
+) -> None:
+    environment = {**relay.environment(), "RELAY_DATABASE_URL": relay.database.url_as("relay_worker")}
+    process = run_process(["run"], environment)
+    stopped(process, 2)
+    assert "REPLICATION" in process.output()
+
+
+def test_a_metrics_port_that_is_taken_is_wrong_use(relay: RelayUnderTest, run_process: RunProcess) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        stopped(run_process(["run"], {**relay.environment(), "RELAY_METRICS_PORT": port}), 2)
