@@ -59,7 +59,8 @@ def show(ctx: click.Context, *, owner: str | None, unit: str | None, as_json: bo
         click.echo(f"{one.owner_id}: {one.operations} held for want of {amount(one.amount)} {one.unit}")
 
 
-@command.command("set")
+# So that a limit below zero is told what is wrong with it, instead of being taken for an option.
+@command.command("set", context_settings={"ignore_unknown_options": True})
 @click.argument("owner")
 @click.argument("unit")
 @click.argument("limit", type=Amount())

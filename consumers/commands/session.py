@@ -5,7 +5,7 @@ import getpass
 import socket
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import click
@@ -57,6 +57,8 @@ def draw(*parts: RenderableType) -> None:
 
 
 PIPE_COLUMNS = 200
+AMOUNT_LIMIT: Final = Decimal(10) ** 14
+AMOUNT_STEP: Final = Decimal("0.000001")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
@@ -76,7 +78,7 @@ class Id(click.ParamType[UUID]):
 
 
 class Amount(click.ParamType[Decimal]):
-    """A number of a unit, exact to six decimals."""
+    """A number of a unit, as `numeric(20, 6)` holds it."""
 
     name = "amount"
 
@@ -85,6 +87,12 @@ class Amount(click.ParamType[Decimal]):
             amount = Decimal(str(value))
         except ArithmeticError:
             self.fail(f"{value!r} is not an amount.", param, ctx)
-        if not amount.is_finite() or amount < 0 or amount != amount.quantize(Decimal("0.000001")):
-            self.fail(f"{value!r} is not an amount with at most six decimals.", param, ctx)
+        fits = amount.is_finite() and 0 <= amount < AMOUNT_LIMIT and amount == amount.quantize(AMOUNT_STEP)
+        if not fits:
+            self.fail(
+                f"{value!r} is not an amount: zero or more, with at most fourteen digits before the point and"
+                " six after it.",
+                param,
+                ctx,
+            )
         return amount

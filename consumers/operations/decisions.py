@@ -89,7 +89,15 @@ class Decision:
 
 def require_possible(seen: Whole, decision: Decision) -> None:
     """Pure: raises Refused, in a sentence, when `decision` may not be taken at what is `seen`."""
-    review = seen.review(decision.review_id)
+    try:
+        review = seen.review(decision.review_id)
+    except KeyError:
+        # Not guessed: the operation may have another review by now than the one that was shown.
+        raise Refused(
+            f"{decision.review_id} is an operation, and a decision names the review that was shown.",
+            meaning="Nothing was changed.",
+            remedy=f"`relay review show {decision.review_id}` names it, and the commands that decide it.",
+        ) from None
     show = f"`relay review show {review.review_id}` shows how it is now."
     if review.state != "open":
         how = f" as {review.resolution} by {review.resolved_by}" if review.resolution else ""

@@ -41,7 +41,7 @@ async def look_up(
     try:
         providers.require(operation.provider)
     except UsageError as error:
-        return Lookup(job_id, None, error.message, {"asked": False, "why": error.message})
+        return Lookup(job_id, None, str(error), {"asked": False, "why": error.message})
     async with connection.transaction():
         profile = await providers.profile(connection, operation.provider, operation.profile_digest)
     answer, observation = await providers.observe(profile, job_id)

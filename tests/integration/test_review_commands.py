@@ -238,3 +238,27 @@ def test_the_installed_command_lists_what_waits(
     assert child.wait() == 0
     for words in (_review(scene, operation), "uncertain_submission", "relay review show REVIEW"):
         assert words in child.output()
+
+
+@pytest.mark.parametrize("decision", [["abandon"], ["accepted", "--job-id", "job_1"]])
+def test_a_decision_names_the_review_that_was_shown_and_not_its_operation(
+    scene: Scene, env: dict[str, str], command: Command, decision: list[str]
+) -> None:
+    operation = _dispatched(scene, Fault.CUT_BEFORE_ANSWER)
+    arguments = ["review", "resolve", str(operation), *decision, "--revision", "1", "--reason", "r"]
+    said = command(*arguments, env=env)
+    assert said.status == 1
+    assert f"`relay review show {operation}`" in said.err
+    assert scene.phase(operation) == "uncertain"
+
+
+def test_a_lookup_without_the_providers_url_says_which_setting_is_missing(
+    scene: Scene, env: dict[str, str], command: Command
+) -> None:
+    operation = _dispatched(scene, Fault.CUT_BEFORE_ANSWER)
+    without = {name: value for name, value in env.items() if not name.endswith("_URL") or "DATABASE" in name}
+    arguments = ["review", "resolve", _review(scene, operation), "accepted", "--job-id", "job_1"]
+    said = command(*arguments, "--revision", "1", "--reason", "r", env=without)
+    assert said.status == 1
+    assert "RELAY_PROVIDER_SIMULATOR_URL" in said.err
+    assert scene.phase(operation) == "uncertain"
