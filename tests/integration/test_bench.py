@@ -29,7 +29,8 @@ def test_a_drain_is_measured_for_each_subject(servers: Servers, shape: str, topi
         (run,) = runs
         assert run.rows == ROWS
         assert 0 < run.first_s <= run.done_s
-        assert run.cpu_s_per_million["subject"] > 0
+        # pg_recvlogical may need less than one tick of the clock for so few rows.
+        assert run.cpu_s_per_million["subject"] >= 0
         assert run.peak_bytes > 0
     assert sum("each row read once, in order by key" in sentence for sentence in said) == len(SUBJECTS) - 1
 
