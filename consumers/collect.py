@@ -9,6 +9,7 @@ import socket
 from uuid import UUID
 
 from consumers.operations import observations
+from consumers.operations.access import require_worker
 from consumers.operations.lifecycle import Phase
 from consumers.operations.polling import Poll, Subject
 from consumers.registered import Providers
@@ -29,6 +30,8 @@ class Collect(Consumer):
 
     async def open(self, ctx: Context) -> None:
         self._providers = Providers(ctx.settings)
+        async with ctx.pool.connection() as connection:
+            await require_worker(connection)
 
     async def handle(self, event: Event, ctx: Context) -> None:
         operation_id = UUID(str(event.payload["operation_id"]))

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from consumers.operations import deliveries, observations
+from consumers.operations.access import require_worker
 from consumers.operations.deliveries import ClaimLost, Held, Part
 from consumers.operations.lifecycle import Hold, Phase
 from consumers.operations.polling import jitter
@@ -68,6 +69,8 @@ class Deliver(Consumer):
     async def open(self, ctx: Context) -> None:
         self._providers = Providers(ctx.settings)
         self._storage = Storage.open(ctx.settings.outputs_url)
+        async with ctx.pool.connection() as connection:
+            await require_worker(connection)
         left = await self._storage.leftovers(SWEEP_AFTER_S)
         if left:
             async with ctx.pool.connection() as connection:

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from consumers.operations import claims
+from consumers.operations.access import require_worker
 from consumers.operations.answers import Applied, apply_submission, attempted
 from consumers.operations.lifecycle import Hold
 from consumers.operations.specification import specification_hash
@@ -46,6 +47,8 @@ class Dispatch(Consumer):
 
     async def open(self, ctx: Context) -> None:
         self._providers = Providers(ctx.settings)
+        async with ctx.pool.connection() as connection:
+            await require_worker(connection)
         # May be called again while the database is away: the spool stays ours.
         self._opened = self._opened or Spool.open(ctx.settings.spool)
         # Whatever an earlier process sent or was told comes first; until it is applied nothing is claimed.

@@ -1,8 +1,6 @@
 """The relay's metrics for Prometheus: set once per group, never per event, and never from a row's value."""
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
-
-from relay.errors import UsageError
+from prometheus_client import Counter, Gauge, Histogram
 
 EVENTS = Counter("relay_events", "Events that Kafka has durably.")
 BYTES = Counter("relay_bytes", "About what these events took on the wire, uncompressed.")
@@ -22,16 +20,3 @@ STREAMED_LSN = Gauge("relay_streamed_lsn", "WAL position read, in bytes.")
 CONFIRMED_LSN = Gauge("relay_confirmed_lsn", "WAL position confirmed to Postgres, in bytes.")
 LAG_BYTES = Gauge("relay_lag_bytes", "WAL read and not confirmed, in bytes.")
 PROGRESS = Gauge("relay_last_progress_timestamp_seconds", "When something was last confirmed (Unix time).")
-
-
-def serve(port: int) -> None:
-    """Serve ``/metrics`` on `port`; 0 is off. Raises UsageError when the port can't be had."""
-    if not port:
-        return
-    try:
-        start_http_server(port)
-    except OSError as error:
-        raise UsageError(
-            f"The metrics port {port} can't be used: {error.strerror}.",
-            remedy="Set RELAY_METRICS_PORT to a free port, or to 0 for none.",
-        ) from None

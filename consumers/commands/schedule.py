@@ -22,6 +22,8 @@ def command(ctx: click.Context, once: bool, as_json: bool) -> None:
     their deadline. It only writes rows, and several may run at once. With --once the exit status is 1 when
     something is overdue still.
     """
+    if as_json and not once:
+        raise click.UsageError("--json belongs to --once.")
     settings = loaded(ctx).settings
     configure(settings.log_format, settings.log_level)
     schedule = Schedule(settings)

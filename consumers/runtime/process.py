@@ -23,9 +23,9 @@ from consumers.runtime.handling import Handling
 from consumers.runtime.inbox import Inbox
 from consumers.runtime.parking import Parking
 from consumers.runtime.retry import Again, Failure, decide
-from relay import metrics
 from relay.avro.catalog import Catalog
 from relay.errors import RelayError, Unavailable, UsageError
+from relay.exposition import serve
 from relay.settings import Settings
 
 SPARE_CONNECTIONS: Final = 4
@@ -82,7 +82,7 @@ class Process:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, number.name)
-        metrics.serve(self._settings.metrics_port)
+        serve(self._settings.metrics_port)
         async with AsyncExitStack() as stack:
             pool = await self._open_pool(stack)
             context = Context(self._settings, self._log, self._stopping, opened_pool=pool)

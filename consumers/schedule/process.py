@@ -14,13 +14,14 @@ from typing import Any, Final
 
 import psycopg
 import structlog
-from prometheus_client import start_http_server
 
 from consumers.connection import patient_conninfo
+from consumers.operations.access import require_worker
 from consumers.registered import Providers
 from consumers.schedule import metrics
 from consumers.schedule.round import Done, Round
-from relay.errors import Unavailable
+from relay.errors import Unavailable, as_sentence
+from relay.exposition import serve
 from relay.settings import Settings
 
 RECONNECT_S: Final = (0.2, 5.0)
@@ -43,32 +44,37 @@ class Schedule:
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(part="schedule")
         self._stopping = asyncio.Event()
         self._overdue_said_at = -SAY_AGAIN_S
+        self._reconnect_s = RECONNECT_S[0]
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT; the round that is under way then is finished."""
+        """Until SIGTERM or SIGINT; the round that is under way then is finished. Raises UsageError when this
+        login can't do the work, or the metrics port can't be had."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number.name)
-        if self._settings.metrics_port:
-            start_http_server(self._settings.metrics_port)
-        wait_s, longest_s = RECONNECT_S
+        serve(self._settings.metrics_port)
         while not self._stopping.is_set():
             try:
                 async with await self._connect() as connection:
                     self._log.info("schedule started", actor=self._actor)
-                    wait_s = RECONNECT_S[0]
                     await self._rounds(connection)
             except psycopg.Error as error:
                 metrics.HEALTHY.set(0)
                 # Half fixed, half random: a database that comes back isn't met by everybody at once.
-                delay_s = wait_s / 2 + random.uniform(0, wait_s / 2)
-                self._log.warning("the database is away", error=str(error).strip(), delay_s=round(delay_s, 2))
+                delay_s = self._reconnect_s / 2 + random.uniform(0, self._reconnect_s / 2)
+                away = isinstance(error, psycopg.OperationalError)
+                self._log.warning(
+                    "the database is away" if away else "the database refuses a round",
+                    error=as_sentence(error),
+                    delay_s=round(delay_s, 2),
+                )
                 await self._wait(delay_s)
-                wait_s = min(longest_s, wait_s * 2)
+                self._reconnect_s = min(RECONNECT_S[1], self._reconnect_s * 2)
         self._log.info("schedule stopped")
 
     async def once(self) -> Done:
-        """Rounds until nothing more is due. Raises Unavailable when the database is away."""
+        """Rounds until nothing more is due. Raises Unavailable when the database is away, and UsageError as
+        `run` does."""
         try:
             async with await self._connect() as connection:
                 round_ = self._round(connection)
@@ -80,7 +86,7 @@ class Schedule:
                 return total
         except psycopg.OperationalError as error:
             raise Unavailable(
-                f"The database is away: {str(error).strip()}.",
+                f"The database is away: {as_sentence(error)}",
                 meaning="What was due is due still.",
                 remedy="Look at RELAY_DATABASE_URL and at the server.",
             ) from error
@@ -91,6 +97,7 @@ class Schedule:
             "select set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)",
             [f"{_STATEMENT_TIMEOUT_S}s", f"{_LOCK_TIMEOUT_S}s"],
         )
+        await require_worker(connection, inbox=False)
         return connection
 
     def _round(self, connection: psycopg.AsyncConnection[Any]) -> Round:
@@ -100,6 +107,7 @@ class Schedule:
         round_ = self._round(connection)
         while not self._stopping.is_set():
             done = await round_.run()
+            self._reconnect_s = RECONNECT_S[0]
             self._tell(done)
             if not done.more:
                 await self._wait(self._settings.schedule_every_s)

@@ -37,8 +37,9 @@ def command(ctx: click.Context) -> None:
     """
     settings = loaded(ctx).settings
 
-    from relay import logs, metrics, pipeline
+    from relay import logs, pipeline
     from relay.avro.catalog import Catalog
+    from relay.exposition import serve
     from relay.outbox.mapping import parse
     from relay.waking import Stopping, Waker
 
@@ -47,7 +48,7 @@ def command(ctx: click.Context) -> None:
     catalog = Catalog.load(settings.schemas)
     settings.require_database()
     settings.require_kafka()
-    metrics.serve(settings.metrics_port)
+    serve(settings.metrics_port)
     waker = Waker()
     stopping = Stopping(waker)
     stopping.on_signals()

@@ -81,11 +81,6 @@ def test_an_owner_without_an_allowance_is_told_so_with_what_waits(
     assert said.out == "bob has no allowance: nothing may be spent.\nbob: 1 held for want of 5 credit\n"
 
 
-@pytest.mark.parametrize("limit", ["-1", "much", "NaN", "Infinity", "0.0000001"])
-def test_what_is_no_amount_is_wrong_use(env: dict[str, str], command: Command, limit: str) -> None:
-    assert command("budget", "set", "ann", "credit", "--reason", "r", "--", limit, env=env).status == 2
-
-
 def test_only_an_operator_sets_a_limit(stage: Stage, command: Command) -> None:
     worker = {"RELAY_DATABASE_URL": stage.database.url_as(WORKER)}
     said = command("budget", "set", "studio", "credit", "1", "--reason", "r", env=worker)
@@ -94,7 +89,7 @@ def test_only_an_operator_sets_a_limit(stage: Stage, command: Command) -> None:
     assert stage.one("select limit_amount from relay.allowance where owner_id = 'studio'") == 1_000_000
 
 
-@pytest.mark.parametrize("limit", ["-5", "ten", "nan", "1e30", "0.0000001", "100000000000000"])
+@pytest.mark.parametrize("limit", ["-5", "much", "NaN", "Infinity", "1e30", "0.0000001", "100000000000000"])
 def test_what_is_no_amount_is_wrong_use_and_sets_nothing(
     stage: Stage, env: dict[str, str], command: Command, limit: str
 ) -> None:
