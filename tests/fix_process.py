@@ -153,6 +153,11 @@ class RunProcess(Protocol):
     ) -> Process: ...
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A run that is told to end (`timeout`, a cancelled job) ends its servers and children as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 _CHILDREN = pytest.StashKey[list[Process]]()
 _REPORTED_LINES = 60
 
