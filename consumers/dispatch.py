@@ -65,7 +65,7 @@ class Dispatch(Consumer):
 
     async def handle(self, event: Event, ctx: Context) -> None:
         await self._apply_leftovers(ctx)
-        self._require_configured(str(event.payload["provider"]))
+        await self._require_configured(event, ctx)
         failpoints.hit(failpoints.DISPATCH_BEFORE_CLAIM)
         async with ctx.uncancelled():
             async with ctx.pool.connection() as connection:
@@ -85,21 +85,32 @@ class Dispatch(Consumer):
 
     # Before the first byte ---------------------------------------------------------------------------
 
-    def _require_configured(self, name: str) -> None:
-        """A process without the provider's URL must not claim what another process could send."""
+    async def _require_configured(self, event: Event, ctx: Context) -> None:
+        """A process without the provider's URL or credential must not claim what another process could send:
+        held one by one, every operation that is approved meanwhile would need a person."""
+        operation_id, dispatch_no = _asked(event)
+        async with ctx.pool.connection() as connection:
+            wanted = await claims.wanted(connection, operation_id, dispatch_no)
+            if wanted is None:
+                return
+            try:
+                profile = await self._providers.profile(connection, *wanted)
+            except (UsageError, SchemaError):
+                return  # no setting of this process mends that: the operation will be held for it
         try:
-            self._providers.require(name)
+            self._providers.require_settings(profile)
         except UsageError as error:
             raise Unavailable(error.message, meaning="Nothing was claimed.", remedy=error.remedy) from error
 
     async def _claim(
         self, connection: psycopg.AsyncConnection[tuple[object, ...]], event: Event, ctx: Context
     ) -> claims.Claim | None:
+        operation_id, dispatch_no = _asked(event)
         try:
             result = await claims.claim(
                 connection,
-                operation_id=UUID(str(event.payload["operation_id"])),
-                dispatch_no=int(event.payload["dispatch_no"]),
+                operation_id=operation_id,
+                dispatch_no=dispatch_no,
                 token=uuid4(),
                 worker=self._worker,
                 lease_s=ctx.settings.claim_lease_s,
@@ -297,6 +308,11 @@ class Dispatch(Consumer):
             " until that is settled this worker claims nothing.",
             remedy=f"Look at its entry in {self._spool.folder}, and at the provider's own list of jobs.",
         )
+
+
+def _asked(event: Event) -> tuple[UUID, int]:
+    """Which operation the event asks to dispatch, and which entry into `prepared` it speaks of."""
+    return UUID(str(event.payload["operation_id"])), int(event.payload["dispatch_no"])
 
 
 def _leftover(entry: SpoolEntry, profile: Profile, secrets: tuple[str, ...]) -> Submission:

@@ -10,7 +10,7 @@ from consumers.providers.answer import Answer
 from consumers.providers.client import ProviderClient
 from consumers.providers.observation import Observation, classify_observation
 from consumers.providers.profile import Profile
-from consumers.providers.request import render_observe
+from consumers.providers.request import render_observe, require_settings
 from relay.errors import UsageError
 from relay.settings import ProviderSettings, Settings
 
@@ -47,6 +47,11 @@ class Providers:
                 f"The provider {name} has no URL.", remedy=f"Set {_variable(name)}_URL to where it is."
             )
         return configured
+
+    def require_settings(self, profile: Profile) -> None:
+        """Raises UsageError when this process' settings could not send by `profile`."""
+        configured = self.require(profile.name)
+        require_settings(profile, configured.url or "", _secret(profile.name, configured))
 
     def provider(self, profile: Profile) -> Provider:
         """`profile` with the URL and credential of this process' settings. Raises UsageError without them."""

@@ -58,6 +58,15 @@ class NotClaimed:
     why: str
 
 
+async def wanted(
+    connection: psycopg.AsyncConnection[Any], operation_id: UUID, dispatch_no: int
+) -> tuple[str, str] | None:
+    """Provider and profile digest of what an event asks to send; None when it asks for nothing any more."""
+    parameters = {"operation_id": operation_id, "dispatch_no": dispatch_no}
+    row = await _one(connection, _SQL["wanted"], parameters)
+    return None if row is None else (str(row[0]), str(row[1]))
+
+
 async def claim(
     connection: psycopg.AsyncConnection[Any],
     *,

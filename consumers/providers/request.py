@@ -70,6 +70,15 @@ def render_observe(profile: Profile, base_url: str, job_id: str, secret: str | N
     )
 
 
+def require_settings(profile: Profile, base_url: str, secret: str | None) -> None:
+    """Raises UsageError when the URL, or the credential that a submit needs, is missing or wrong: what is the
+    matter with this process, and with no operation."""
+    base(profile, base_url)
+    asked_for = any("${secret}" in template for template in profile.submit.headers.values())
+    if asked_for and profile.secret == "required" and not secret:
+        raise _no_credential(profile)
+
+
 def download_headers(profile: Profile, secret: str | None) -> tuple[tuple[str, str], ...]:
     """Headers of a download from the provider's own origin. Raises UsageError as `render_submit` does."""
     return _headers(profile, profile.download.headers, {}, secret)[0]
@@ -151,12 +160,16 @@ def _headers(
         elif secret:
             sent.append((name, _fill(profile, template, {**known, "secret": secret})))
         elif profile.secret == "required":
-            variable = f"RELAY_PROVIDER_{profile.name.upper().replace('-', '_')}_SECRET"
-            raise UsageError(
-                f"The provider {profile.name} needs a credential, and none is set.",
-                remedy=f"Set {variable} or {variable}_FILE.",
-            )
+            raise _no_credential(profile)
     return tuple(sent), tuple(hashed)
+
+
+def _no_credential(profile: Profile) -> UsageError:
+    variable = f"RELAY_PROVIDER_{profile.name.upper().replace('-', '_')}_SECRET"
+    return UsageError(
+        f"The provider {profile.name} needs a credential, and none is set.",
+        remedy=f"Set {variable} or {variable}_FILE.",
+    )
 
 
 def _fill(profile: Profile, template: str, known: dict[str, str]) -> str:

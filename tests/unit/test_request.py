@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.providers.request import Request, render_observe, render_submit
+from consumers.providers.request import Request, render_observe, render_submit, require_settings
 from provider_samples import OPERATION, profile
 from relay.errors import UsageError
 
@@ -80,6 +80,14 @@ def test_a_missing_credential_is_named_by_its_setting() -> None:
         rendered(secret=None)
     with pytest.raises(UsageError, match="RELAY_PROVIDER_GENACE_SECRET"):
         rendered(secret="")
+
+
+def test_what_a_process_lacks_is_known_before_anything_is_rendered() -> None:
+    require_settings(GENACE, URL, "s3cret")
+    require_settings(SIMULATOR, URL, None)
+    for url, secret in ((URL, None), (URL, ""), ("ftp://x", "s3cret"), ("", "s3cret")):
+        with pytest.raises(UsageError, match="RELAY_PROVIDER_GENACE_"):
+            require_settings(GENACE, url, secret)
 
 
 def test_an_optional_credential_may_be_missing() -> None:

@@ -1,6 +1,10 @@
 -- name: gate
 select relay.dispatch_gate()
 
+-- name: wanted
+select provider, profile_digest from relay.operation
+ where operation_id = %(operation_id)s and phase = 'prepared' and dispatch_no = %(dispatch_no)s
+
 -- name: claim
 update relay.operation
    set phase = 'claimed', phase_reason = 'claim', claim_token = %(token)s, claimed_by = %(worker)s,
