@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import LatestSpec
 from psycopg.types.json import Jsonb
@@ -27,6 +27,8 @@ from relay.wal.lsn import parse_lsn
 from relay.wal.slot import SourceIdentity, initialise
 
 EVENT_TYPE: Final = "collection.requested"
+
+_NO_LEADER_YET: Final = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_LEADER_EPOCH})
 
 _INSERT: Final = """
     insert into relay.outbox (event_id, event_type, schema_version, operation_id, version, payload)
@@ -214,12 +216,7 @@ def read_topics(bootstrap: str, topics: Sequence[str], isolation: str = "read_co
     partitions = [TopicPartition(t, p, 0) for t in topics if t in known for p in known[t].partitions]
     if not partitions:
         return []
-    asked = admin.list_offsets(
-        {TopicPartition(p.topic, p.partition): LatestSpec() for p in partitions},  # type: ignore[no-untyped-call]
-        isolation_level=IsolationLevel.READ_UNCOMMITTED,
-        request_timeout=10,
-    )
-    ends = {(p.topic, p.partition): future.result(20).offset for p, future in asked.items()}
+    ends = eventually(lambda: _ends(admin, partitions), "each partition says where it ends")
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -243,6 +240,21 @@ def read_topics(bootstrap: str, topics: Sequence[str], isolation: str = "read_co
     finally:
         consumer.close()
     return sorted(found, key=lambda record: (record.topic, record.partition, record.offset))
+
+
+def _ends(admin: AdminClient, partitions: Sequence[TopicPartition]) -> dict[tuple[str, int], int] | None:
+    """The true end of each partition; None while a broker that has just come up has no leader for one."""
+    asked = admin.list_offsets(
+        {TopicPartition(p.topic, p.partition): LatestSpec() for p in partitions},  # type: ignore[no-untyped-call]
+        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        request_timeout=10,
+    )
+    try:
+        return {(p.topic, p.partition): future.result(20).offset for p, future in asked.items()}
+    except KafkaException as error:
+        if error.args[0].retriable() or error.args[0].code() in _NO_LEADER_YET:
+            return None
+        raise
 
 
 def _take(

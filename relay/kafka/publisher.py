@@ -87,8 +87,6 @@ class Publisher(ABC):
                 "partitioner": "murmur2_random",
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_delivery,
-                # Without it a fatal error comes out of whichever poll is next, in whichever thread.
-                "error_cb": self._on_error,
             },
         )
         self._send: Callable[..., None] = self._producer.produce
@@ -118,13 +116,15 @@ class Publisher(ABC):
                         send(topic, value, key, headers=headers, timestamp=timestamp_ms)
                         break
                     except BufferError:
-                        self._producer.poll(_QUEUE_FULL_WAIT_S)
+                        self._serve(_QUEUE_FULL_WAIT_S)
+                        if self._fatal is not None:
+                            raise KafkaException(self._fatal) from None
         except KafkaException as error:
             raise self._classified(error) from error
 
     def poll(self) -> None:
         """Serve librdkafka's callbacks, at once. Raises Fenced or Unavailable after a fatal error."""
-        self._producer.poll(0)
+        self._serve(0)
         if self._fatal is not None:
             raise self._classified(KafkaException(self._fatal))
 
@@ -133,7 +133,7 @@ class Publisher(ABC):
         # Before the purge: a commit that still waits must not take an emptied queue for an acknowledged one.
         self._discarded = True
         self._producer.purge(in_queue=True, in_flight=True)
-        self._producer.poll(0)
+        self._serve(0)
 
     def _put_checkpoint(self, checkpoint: Checkpoint) -> None:
         try:
@@ -154,14 +154,17 @@ class Publisher(ABC):
         elif error.code() not in _DISCARDED:
             self._failed = error
 
-    def _on_error(self, error: KafkaError) -> None:
-        # Whatever isn't fatal is librdkafka's to mend, and in its log.
-        if error.fatal():
-            self._fatal = error
+    def _serve(self, timeout_s: float) -> None:
+        """librdkafka's callbacks. A fatal error comes out of whichever poll is next, in whichever thread:
+        it is kept, and raised where it is classified."""
+        try:
+            self._producer.poll(timeout_s)
+        except KafkaException as error:
+            self._fatal = error.args[0]
 
     def _classified(self, error: Exception) -> Exception:
         """What an exception of librdkafka means for the relay."""
-        self._producer.poll(0)  # the delivery report that says why may still be waiting
+        self._serve(0)  # the delivery report that says why may still be waiting
         reason = self._fatal or (error.args[0] if isinstance(error, KafkaException) else None)
         code = reason.code() if isinstance(reason, KafkaError) else None
         if code in _FENCINGS:
@@ -233,9 +236,12 @@ class Acknowledged(Publisher):
         failpoints.hit(failpoints.RELAY_KAFKA_COMMITTED)
 
     def _wait(self) -> None:
-        while self._producer.flush(_COMMIT_WAIT_S) > 0:
-            if self._failed or self._refused:
-                break
+        try:
+            while self._producer.flush(_COMMIT_WAIT_S) > 0:
+                if self._failed or self._refused:
+                    break
+        except KafkaException as error:
+            raise self._classified(error) from error
         if self._discarded:
             raise Unavailable("The producer was discarded before Kafka had acknowledged everything.")
         if self._refused is not None:
