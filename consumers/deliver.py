@@ -46,12 +46,11 @@ class Work:
     """A claim with what it takes to fulfil it. `deadline` is by the event loop's clock."""
 
     held: Held
+    profile: Profile
+    """The one that was approved: it says how the job is observed, and how long is waited."""
     provider: Provider
+    """By the account's profile of today, which says where files may come from and how large they may be."""
     deadline: float
-
-    @property
-    def profile(self) -> Profile:
-        return self.provider.profile
 
 
 class Deliver(Consumer):
@@ -112,8 +111,9 @@ class Deliver(Consumer):
                 ctx.log.debug("not claimed", phase=delivery.phase)
                 return None
             profile = await self._providers.profile(connection, delivery.provider, delivery.profile_digest)
-            provider = self._usable(profile)
-            download_s = profile.limits.download_deadline_s
+            today = await self._providers.profile(connection, delivery.provider, delivery.current_digest)
+            provider = self._usable(today)
+            download_s = today.limits.download_deadline_s
             deadline = asyncio.get_running_loop().time() + download_s
             held = await deliveries.claim(
                 connection,
@@ -121,12 +121,12 @@ class Deliver(Consumer):
                 dispatch_no=int(event.payload["dispatch_no"]),
                 token=uuid4(),
                 actor=self._actor,
-                lease_s=download_s + profile.margin_s,
+                lease_s=download_s + today.margin_s,
             )
         if held is None:
             ctx.log.debug("not claimed", why="another dispatch, too early, or somebody else was first")
             return None
-        work = self._at_work[operation_id] = Work(held, provider, deadline)
+        work = self._at_work[operation_id] = Work(held, profile, provider, deadline)
         return work
 
     def _usable(self, profile: Profile) -> Provider:

@@ -43,6 +43,9 @@ class Delivery:
     provider: str
     account: str
     profile_digest: str
+    """Of the profile that was approved: by it the job is observed."""
+    current_digest: str
+    """Of the account's profile of today: by it files are fetched, so that mending it mends what is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

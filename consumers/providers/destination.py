@@ -10,6 +10,10 @@ from urllib.parse import urlsplit
 from relay.errors import RelayError
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_ALLOW: Final = (
+    "If it is meant, add it to download.allowed_origins of a profile of yours in RELAY_PROFILES, register"
+    " that with `relay init`, and release the delivery."
+)
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 """RFC 6052: an IPv4 address in its last 32 bits, reached through a translator."""
 
@@ -65,7 +69,7 @@ def require_https(url: str) -> None:
     if not origin(url).startswith("https:"):
         raise OutputForbidden(
             f"The output's origin {origin(url)} is not https.",
-            remedy="If it is meant, add it to download.allowed_origins of the profile.",
+            remedy=_ALLOW,
         )
 
 
@@ -77,7 +81,7 @@ def require_public(url: str, addresses: Sequence[str]) -> None:
         raise OutputForbidden(
             f"The output's origin {origin(url)} leads to {', '.join(private) or 'no address'},"
             " which is not public.",
-            remedy="If it is meant, add it to download.allowed_origins of the profile.",
+            remedy=_ALLOW,
         )
 
 

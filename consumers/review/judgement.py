@@ -11,6 +11,7 @@ from typing import Final
 from consumers.operations.decisions import FROM, Decision, Refused, Resolution, require_possible
 from consumers.operations.lifecycle import Phase
 from consumers.operations.records import Attempt, Reservation, Review, Whole
+from relay.errors import as_sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,7 @@ def judge(review: Review, seen: Whole) -> Judgement:
         for job in seen.jobs
     ]
     if review.kind == "hold":
-        entry = seen.journal[-1]
-        proven.append(f"It is held for {seen.operation.phase_reason}: {entry.reason}.")
+        proven.append(f"It is held for {seen.operation.phase_reason}: {as_sentence(_held_for(seen))}")
     if seen.operation.accounting == "unsettled":
         unproven.append("What the job costs: nothing has said so yet.")
     if seen.operation.cancel_requested:
@@ -90,6 +90,13 @@ def judge(review: Review, seen: Whole) -> Judgement:
     proven += [_booked(reservation) for reservation in seen.reservations]
     question = _QUESTIONS.get(review.kind, "What becomes of it?")
     return Judgement(question, tuple(proven), tuple(unproven), tuple(_choices(review, seen)))
+
+
+def _held_for(seen: Whole) -> str:
+    """The journal's words; where they only repeat the reason, what the last attempt met with."""
+    words = seen.journal[-1].reason
+    error = seen.attempts[-1].evidence.get("error") if seen.attempts else None
+    return str(error) if error and words == seen.operation.phase_reason else str(words)
 
 
 def _judge_attempt(attempt: Attempt, now: datetime, proven: list[str], unproven: list[str]) -> None:
@@ -183,7 +190,10 @@ def _choices(review: Review, seen: Whole) -> Iterator[Choice]:
         if resolution is Resolution.ACCEPTED:
             named = [*ids_seen(review, seen)] or named
         for job_id in named:
-            yield Choice(command(review, resolution, job_id=job_id), _EFFECT[resolution], refused_now)
+            effect = _EFFECT[resolution]
+            if resolution is Resolution.RELEASE and seen.operation.parent_operation_id is not None:
+                effect = "what is missing is fetched again, by the provider's profile as it is now"
+            yield Choice(command(review, resolution, job_id=job_id), effect, refused_now)
 
 
 def _fits(resolution: Resolution, review: Review, seen: Whole) -> bool:

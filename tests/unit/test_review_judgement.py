@@ -242,6 +242,15 @@ def test_a_hold_says_what_for_and_offers_three_ends() -> None:
     assert [command.split()[0] for command in _commands(seen)] == ["release", "reject", "cancel"]
 
 
+def test_a_hold_whose_reason_is_a_code_says_what_the_download_met_with() -> None:
+    review = _review(kind="hold", attempt_id=None)
+    met = _attempt(action="download", evidence={"error": "The output's origin is not https."})
+    seen = _whole(met, review=review, phase="held", phase_reason="output_forbidden")
+    seen = replace(seen, journal=(replace(seen.journal[-1], reason="output_forbidden"),))
+    held = "It is held for output_forbidden: The output's origin is not https."
+    assert held in judge(review, seen).proven
+
+
 def test_a_delivery_that_is_held_can_not_be_rejected_by_anybody() -> None:
     review = _review(kind="hold", attempt_id=None)
     seen = _whole(review=review, phase="held", phase_reason="configuration", parent_operation_id=UUID(int=5))

@@ -1,9 +1,11 @@
 -- name: load
 select d.operation_id, d.phase, d.dispatch_no, d.claim_token, d.lease_expires_at > relay.now() as lease_alive,
-       d.owner_id, p.operation_id as parent_operation_id, p.job_id, p.provider, p.account, p.profile_digest
+       d.owner_id, p.operation_id as parent_operation_id, p.job_id, p.provider, p.account, p.profile_digest,
+       a.current_digest
   from relay.operation d
   join relay.operation_kind k on k.kind = d.kind and k.lifecycle = 'delivery'
   join relay.operation p on p.operation_id = d.parent_operation_id
+  join relay.provider_account a on a.provider = p.provider and a.account = p.account
  where d.operation_id = %(operation_id)s
 
 -- name: claim
