@@ -242,8 +242,8 @@ def read_topics(bootstrap: str, topics: Sequence[str], isolation: str = "read_co
     return sorted(found, key=lambda record: (record.topic, record.partition, record.offset))
 
 
-def _ends(admin: AdminClient, partitions: Sequence[TopicPartition]) -> dict[tuple[str, int], int] | None:
-    """The true end of each partition; None while a broker that has just come up has no leader for one."""
+def _ends(admin: AdminClient, partitions: Sequence[TopicPartition]) -> dict[tuple[str, int], int]:
+    """The true end of each partition; nothing while a broker that has just come up has no leader for one."""
     asked = admin.list_offsets(
         {TopicPartition(p.topic, p.partition): LatestSpec() for p in partitions},  # type: ignore[no-untyped-call]
         isolation_level=IsolationLevel.READ_UNCOMMITTED,
@@ -253,7 +253,7 @@ def _ends(admin: AdminClient, partitions: Sequence[TopicPartition]) -> dict[tupl
         return {(p.topic, p.partition): future.result(20).offset for p, future in asked.items()}
     except KafkaException as error:
         if error.args[0].retriable() or error.args[0].code() in _NO_LEADER_YET:
-            return None
+            return {}
         raise
 
 
