@@ -25,8 +25,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from fix_kafka import Kafka
-from fix_process import PATIENCE_S, Process, RunProcess
-from fix_waiting import eventually
+from fix_process import Process, RunProcess
+from fix_waiting import PATIENCE_S, eventually
 from relay.avro.catalog import Catalog
 
 _BY_KEY = -1

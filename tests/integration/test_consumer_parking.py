@@ -16,7 +16,7 @@ from consumers.runtime.parking import Parking, Reason, parking_topic
 from consumers.runtime.record import Record
 from fix_consumer import headers_of, read_all
 from fix_kafka import Kafka
-from fix_process import PATIENCE_S
+from fix_waiting import PATIENCE_S
 from relay.settings import Settings
 
 pytestmark = pytest.mark.anyio
