@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import click
-from rich.console import Console
 
 from consumers.observe.history import History
 from consumers.observe.reader import Start, TopicReader
@@ -21,6 +20,7 @@ from consumers.observe.show import (
     plain,
 )
 from consumers.runtime.record import Undecodable, event_type, to_event
+from consumers.terminal import draw
 from relay.avro.catalog import Catalog
 from relay.cli import loaded
 from relay.errors import UsageError
@@ -144,8 +144,7 @@ def _show(seen: Iterator[Observed], *, as_json: bool) -> None:
             _line(life_document(life))
         return
     lives = {str(life.operation_id): life for life in history}
-    console = Console()
     for operation, events in by_operation.items():
-        console.print(life_table(operation, lives.get(operation), events))
+        draw(life_table(operation, lives.get(operation), events))
     if not by_operation:
-        console.print("No events.")
+        click.echo("No events.")

@@ -9,12 +9,13 @@ import click
 import psycopg
 from rich.console import RenderableType
 
-from consumers.commands.session import Id, draw, json_option, say_json, with_database
+from consumers.commands.session import Id, json_option, say_json, with_database
 from consumers.operations import listing
 from consumers.operations.audit import OVERDUE_S, Finding, audit
 from consumers.operations.lifecycle import Phase
 from consumers.operations.records import Operation, Whole
-from consumers.review.screen import amount, attempts, moment, pairs, table, titled
+from consumers.review.screen import amount, attempts, moment, pairs, titled
+from consumers.terminal import draw, table
 from relay.settings import Settings
 
 Connection = psycopg.AsyncConnection[Any]

@@ -5,10 +5,10 @@ from typing import Any
 import click
 import psycopg
 
-from consumers.commands.session import draw, json_option, say_json, who, with_database
+from consumers.commands.session import json_option, say_json, who, with_database
 from consumers.operations import accounts
 from consumers.operations.accounts import Account
-from consumers.review.screen import table
+from consumers.terminal import draw, table
 from relay.errors import RelayError
 from relay.settings import Settings
 

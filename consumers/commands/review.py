@@ -11,13 +11,14 @@ from uuid import UUID
 import click
 import psycopg
 
-from consumers.commands.session import Amount, Id, draw, json_option, say_json, who, with_database
+from consumers.commands.session import Amount, Id, json_option, say_json, who, with_database
 from consumers.operations import reviews
 from consumers.operations.decisions import Decision, Resolution, require_possible
 from consumers.operations.reviews import Resolved, Sight, Waiting
 from consumers.review.judgement import judge
 from consumers.review.lookup import look_up, require_confirmed
-from consumers.review.screen import amount, moment, review_screen, table
+from consumers.review.screen import amount, moment, review_screen
+from consumers.terminal import draw, table
 from relay.settings import Settings
 
 THEN = {
@@ -139,8 +140,9 @@ def resolve(
             raise click.UsageError(f"{option} belongs to accepted.")
     if spool_lost and resolution != "not-accepted":
         raise click.UsageError("--spool-lost belongs to not-accepted.")
-    if not reason.strip():
-        raise click.UsageError("--reason is empty.")
+    # The commands that `show` prints have an ellipsis there.
+    if not reason.strip(" …"):
+        raise click.UsageError("--reason is empty: say why, it is kept in the journal for good.")
     chosen = THEN[then] if then is not None else Resolution(resolution)
 
     async def work(connection: Connection, settings: Settings) -> Resolved:

@@ -11,7 +11,6 @@ from uuid import UUID
 import click
 import msgspec
 import psycopg
-from rich.console import Console, RenderableType
 
 from consumers.operations.refusals import in_words
 from relay.cli import loaded
@@ -47,16 +46,6 @@ def say_json(value: object) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
-def draw(*parts: RenderableType) -> None:
-    """For people. Not narrower than a table needs when nobody looks: a pipe has no width."""
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = max(console.width, PIPE_COLUMNS)
-    for part in parts:
-        console.print(part)
-
-
-PIPE_COLUMNS = 200
 AMOUNT_LIMIT: Final = Decimal(10) ** 14
 AMOUNT_STEP: Final = Decimal("0.000001")
 

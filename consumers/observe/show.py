@@ -1,4 +1,4 @@
-"""How observed events look: a line each, for people or for programs, and a table per operation. Pure."""
+"""How observed events look: a line each, for people or for programs, and a list per operation. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,11 +7,14 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from consumers.observe.history import Life
 from consumers.runtime.consumer import Event
 from consumers.runtime.record import Record
+from consumers.terminal import plain as plain_text
+from consumers.terminal import table
 
 TRANSITIONED = "operation.transitioned"
 
@@ -119,27 +122,31 @@ def event_line(observed: Observed) -> str:
     )
 
 
-def life_table(operation: str, life: Life | None, events: Iterable[Observed]) -> Table:
+def life_table(operation: str, life: Life | None, events: Iterable[Observed]) -> Group:
     """Everything seen of one operation, by version and then by time."""
     title = f"operation {operation}"
     if life is not None:
         title += f"  {life.kind} of {life.owner_id}: {life.phase}"
-    table = Table(title=title, title_justify="left", expand=False)
-    for name in ("version", "when (UTC)", "what", "why", "who", "where"):
-        table.add_column(name, overflow="fold")
+    rows: list[tuple[str, ...]] = []
     for observed in sorted(events, key=_place_in_life):
         event = observed.event
         if event is None:
-            table.add_row("-", "-", "not readable", observed.defect or "", "", observed.place)
+            rows.append(("-", "-", "not readable", observed.defect or "", "", observed.place))
             continue
         version = "-" if event.version is None else str(event.version)
         who = str(event.payload["actor"]) if event.type == TRANSITIONED else ""
-        table.add_row(version, _moment(event), _what(event), _why(event), who, observed.place)
+        rows.append((version, _moment(event), _what(event), _why(event), who, observed.place))
+    parts: list[RenderableType] = [
+        Text(f"\n{title}", style="bold"),
+        table(("v", "when (UTC)", "what", "why", "who", "where"), rows),
+    ]
     if life is not None:
         missing = ", ".join(map(str, life.missing_versions()))
         notes = [f"versions not seen: {missing}"] if missing else []
-        table.caption = "; ".join([*notes, *life.breaks(), *life.contradictions]) or None
-    return table
+        notes += [*life.breaks(), *life.contradictions]
+        if notes:
+            parts.append(plain_text("; ".join(notes)))
+    return Group(*parts)
 
 
 def _place_in_life(observed: Observed) -> tuple[int, bool, int, int]:

@@ -1,4 +1,4 @@
-"""Draws a review on one screen. What providers sent is shown as plain text: none of it moves a cursor."""
+"""Draws a review on one screen: what is known, what it proves, and the commands that decide."""
 
 import json
 from collections.abc import Iterable
@@ -7,20 +7,15 @@ from decimal import Decimal
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from consumers.operations.records import Attempt, Review, Whole
 from consumers.review.judgement import Judgement, ids_seen
+from consumers.terminal import CommandLine, Indented, Rows, plain, table
 
 EXCERPT_CHARACTERS: Final = 1200
 """Most of an answer's body on the screen; `--json` has all that was kept."""
-
-
-def plain(value: object) -> Text:
-    """`value` as text without markup and without control characters, which are shown by their numbers."""
-    return Text("".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in str(value)))
 
 
 def moment(value: datetime | None) -> str:
@@ -35,7 +30,7 @@ def amount(value: Decimal) -> str:
 
 
 def titled(title: str, body: RenderableType) -> Group:
-    return Group(Text(f"\n{title}", style="bold"), Padding(body, (0, 0, 0, 2)))
+    return Group(Text(f"\n{title}", style="bold"), Indented(body, 2))
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> Table:
@@ -45,15 +40,6 @@ def pairs(rows: Iterable[tuple[str, object]]) -> Table:
         if value not in (None, "", ()):
             table.add_row(Text(name, style="dim"), plain(value))
     return table
-
-
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    drawn = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
-    for row in rows:
-        drawn.add_row(*(plain("" if cell is None else cell) for cell in row))
-    return drawn
 
 
 def review_screen(review: Review, seen: Whole, judgement: Judgement) -> Group:
@@ -71,12 +57,14 @@ def review_screen(review: Review, seen: Whole, judgement: Judgement) -> Group:
                 ("approved", f"{operation.specification_hash}  {operation.source_ref or ''}"),
                 (
                     "at most",
-                    f"{amount(operation.max_cost)} {operation.cost_unit} at {operation.provider_account}",
+                    operation.provider_account
+                    and f"{amount(operation.max_cost)} {operation.cost_unit} at {operation.provider_account}",
                 ),
             ]
         ),
-        titled("Attempts", attempts(seen.attempts)),
     ]
+    if seen.attempts:
+        parts.append(titled("Attempts", attempts(seen.attempts)))
     excerpt = _excerpt(review, seen)
     if excerpt is not None:
         parts.append(titled("What came back", excerpt))
@@ -92,7 +80,7 @@ def review_screen(review: Review, seen: Whole, judgement: Judgement) -> Group:
     return Group(*parts)
 
 
-def attempts(found: Iterable[Attempt]) -> Table:
+def attempts(found: Iterable[Attempt]) -> Rows:
     return table(
         ("attempt", "action", "no", "sent", "finished", "outcome", "why", "HTTP"),
         (
@@ -136,6 +124,7 @@ def _commands(judgement: Judgement) -> Iterable[RenderableType]:
             "No command of this release decides a review of this kind here: it stays open, and visible."
         )
     for choice in judgement.choices:
-        yield Text.assemble(plain(choice.command), "\n    ", Text(choice.effect, style="dim"))
+        yield CommandLine(choice.command)
+        yield Text.assemble("    ", Text(choice.effect, style="dim"))
         if choice.refused_now:
             yield Text.assemble("    ", Text("not yet: ", style="yellow"), plain(choice.refused_now))

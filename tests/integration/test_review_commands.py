@@ -72,15 +72,16 @@ def test_a_lost_answer_is_found_confirmed_by_the_provider_and_observed_without_a
         r"relay (review resolve \S+ accepted --job-id ID --revision \d+ --reason '…')", shown.out
     )
     assert line is not None
+    words = line[1].replace("…", "seen in their console")
     (job,) = scene.simulator.truth()["jobs"]
 
-    wrong = command(*shlex.split(line[1].replace("ID", "job-that-never-was")), env=env)
+    wrong = command(*shlex.split(words.replace("ID", "job-that-never-was")), env=env)
     assert wrong.status == 1
     assert "not_found" in wrong.err
     assert "--unverified" in wrong.err
     assert scene.phase(operation) == "uncertain"
 
-    decided = command(*shlex.split(line[1].replace("ID", job["job_id"])), env=env)
+    decided = command(*shlex.split(words.replace("ID", job["job_id"])), env=env)
     assert (decided.status, decided.out) == (0, f"Operation {operation}: uncertain → accepted.\n")
     kept = scene.one(
         "select evidence->'decision'->'looked_up' from relay.review where operation_id = %s", operation
@@ -209,6 +210,7 @@ def test_a_workers_login_is_told_which_role_decides(
         (("abandon", "--spool-lost"), "--spool-lost belongs to not-accepted"),
         (("abandon", "--unverified", "x"), "--unverified belongs to accepted"),
         (("abandon", "--reason", " "), "--reason is empty"),
+        (("abandon", "--reason", "…"), "--reason is empty"),
         (("forget",), "'forget' is not one of"),
     ],
 )
