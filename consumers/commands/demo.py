@@ -1,11 +1,13 @@
 """`relay demo`: the whole path on this machine, with faults and crashes, judged by the invariants."""
 
 import random
+import shutil
 import signal
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 import click
 from rich.console import Console
@@ -16,6 +18,9 @@ from consumers.demo.plan import LEAST
 from consumers.demo.scenario import Scenario
 from consumers.demo.servers import Servers
 from consumers.demo.summary import text
+
+LONGEST_LINE: Final = 100
+"""Longer ones are hard to read, however wide the terminal is."""
 
 
 @click.command("demo", short_help="The whole path on this machine, with faults and crashes.")
@@ -57,7 +62,9 @@ def command(operations: int, seed: int | None, keep: Path | None, look: Path | N
             if keep is not None or not summary.holds:
                 kept = servers.keep_folder()
                 keepsake.write(kept, summary, snapshot)
-    click.echo(summary.json().decode() if as_json else text(summary))
+    columns = min(shutil.get_terminal_size().columns, LONGEST_LINE)
+    shown = summary.json().decode() if as_json else text(summary, columns=columns, kept=kept is not None)
+    click.echo(shown)
     if kept is not None:
         click.echo(f"\n{keepsake.how_to_look(kept)}", err=as_json)
     if not summary.holds:

@@ -120,7 +120,13 @@ class Servers:
                 raise UsageError(
                     f"--keep names {self._keep}, which isn't empty.", remedy="Name a new folder."
                 )
-            self._keep.mkdir(parents=True, exist_ok=True)
+            try:
+                self._keep.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"--keep names {self._keep}, which can't be made: {error.strerror}.",
+                    remedy="Name a folder that this user may make.",
+                ) from None
             folder = self._keep.absolute()
         else:
             folder = Path(tempfile.mkdtemp(prefix="relay-demo-"))

@@ -2,6 +2,7 @@
 programs.
 """
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -214,15 +215,29 @@ def faults(expected: Mapping[Any, int], struck: Mapping[str, int]) -> dict[str, 
 # Text -------------------------------------------------------------------------------------------------------
 
 
-def text(summary: Summary) -> str:
-    """For a person, in plain lines."""
-    return "\n".join(_lines(summary))
+def text(summary: Summary, *, columns: int = 100, kept: bool = True) -> str:
+    """For a person, in lines of at most `columns`. Where nothing is `kept`, no command can show a review."""
+    return "\n".join(_wrapped(line, columns) for line in _lines(summary, kept=kept))
 
 
-def _lines(summary: Summary) -> Iterator[str]:
+def _wrapped(line: str, columns: int) -> str:
+    """`line`, going on behind its own indent; words, which may be ids, stay whole."""
+    words = line.lstrip()
+    indent = " " * (len(line) - len(words))
+    return textwrap.fill(
+        words,
+        columns,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _lines(summary: Summary, *, kept: bool) -> Iterator[str]:
     approvals = summary.approvals
-    yield f"{approvals.frames} frames approved, each with its operation in the same transaction; 1 more was"
-    yield "rolled back and left nothing; 1 was approved twice and is one operation."
+    yield f"{approvals.frames} frames approved, each with its operation in the same transaction."
+    yield "1 more was rolled back and left nothing; 1 was approved twice and is one operation."
     yield f"PostgreSQL {summary.postgres}, {summary.kafka}, seed {summary.seed}, {summary.seconds:.1f} s."
     yield ""
     yield "Operations"
@@ -251,9 +266,12 @@ def _lines(summary: Summary) -> Iterator[str]:
     yield f"  {summary.duplicates} records are duplicates, {summary.parked} events were parked"
     yield ""
     yield f"Uncertain: {len(summary.uncertain)}, and nobody guesses"
-    yield from _review_lines(summary.uncertain)
+    yield from _review_lines(summary.uncertain, kept=kept)
     yield f"Other reviews: {len(summary.other_reviews)}"
-    yield from _review_lines(summary.other_reviews)
+    yield from _review_lines(summary.other_reviews, kept=kept)
+    if not kept:
+        yield ""
+        yield "The database is gone with the demo: with --keep FOLDER it stays, to look at and to decide these."
     yield ""
     yield "Invariants"
     for invariant in summary.invariants:
@@ -272,7 +290,8 @@ def _lines(summary: Summary) -> Iterator[str]:
             yield f"  {failure}"
 
 
-def _review_lines(reviews: list[ToReview]) -> Iterator[str]:
+def _review_lines(reviews: list[ToReview], *, kept: bool) -> Iterator[str]:
     for review in reviews:
         yield f"  {review.source or review.operation_id}: {review.kind}, {review.reason}"
-        yield f"      {review.command}"
+        if kept:
+            yield f"      {review.command}"

@@ -70,6 +70,19 @@ def test_a_good_run_holds_and_names_the_command_of_each_review() -> None:
     assert "can't show exactly-once" in said
 
 
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_the_summary_fits_the_terminal_and_breaks_no_command(columns: int) -> None:
+    said = text(GOOD, columns=columns)
+    assert max(map(len, said.splitlines())) <= columns
+    assert f"relay review show {REVIEW}" in said
+
+
+def test_without_a_folder_that_stays_no_command_is_named_that_could_not_work() -> None:
+    said = text(GOOD, kept=False)
+    assert "relay review show" not in said
+    assert "--keep FOLDER" in said
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
