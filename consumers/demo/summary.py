@@ -271,7 +271,7 @@ def _lines(summary: Summary, *, kept: bool) -> Iterator[str]:
     yield from _review_lines(summary.other_reviews, kept=kept)
     if not kept:
         yield ""
-        yield "The database is gone with the demo: with --keep FOLDER it stays, to look at and to decide these."
+        yield "The database is gone with the demo: with --keep FOLDER it stays, to look at and decide these."
     yield ""
     yield "Invariants"
     for invariant in summary.invariants:
