@@ -64,8 +64,9 @@ class Collect(Consumer):
             )
         failpoints.hit(failpoints.COLLECT_ANSWER_APPLIED)
         needs_a_person = not answer.sent or (isinstance(verdict, Poll) and verdict.unknown is not None)
+        failed = {} if answer.error is None else {"error": answer.error}
         (ctx.log.warning if needs_a_person else ctx.log.info)(
-            "observed", job_id=job_id, state=observation.state, error=answer.error, then=str(verdict)
+            "observed", job_id=job_id, state=observation.state, then=str(verdict), **failed
         )
 
 

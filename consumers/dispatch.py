@@ -262,13 +262,11 @@ class Dispatch(Consumer):
                 ) from error
             if applied is Applied.NO_ATTEMPT:
                 raise self._unknown_attempt(attempt_id)
-            ctx.log.info(
-                "answer applied",
-                operation_id=str(operation_id),
-                verdict=outcome.verdict,
-                reason=outcome.reason,
-                result=str(applied),
-            )
+            about = {"operation_id": str(operation_id), "reason": outcome.reason, "result": str(applied)}
+            if outcome.verdict == "unknown":
+                ctx.log.warning("uncertain", look=f"relay review show {operation_id}", **about)
+            else:
+                ctx.log.info("answer applied", verdict=outcome.verdict, **about)
             return
 
     async def _apply_leftovers(self, ctx: Context) -> None:

@@ -96,11 +96,16 @@ def command(
 
 
 def _topics(settings: Settings, catalog: Catalog, event_types: tuple[str, ...]) -> list[str]:
+    known = catalog.event_types()
     for each in event_types:
-        catalog.latest(each)
+        if each not in known:
+            raise UsageError(
+                f"There is no schema for the event type {each!r}.",
+                remedy=f"Known are {', '.join(known)}; RELAY_SCHEMAS adds folders.",
+            )
     if settings.topic is not None:
         return [settings.topic]
-    return [f"{settings.topic_prefix}.{each}" for each in event_types or catalog.event_types()]
+    return [f"{settings.topic_prefix}.{each}" for each in event_types or known]
 
 
 def _observed(

@@ -71,6 +71,9 @@ class Finish:
     phase: Phase
     cost: Decimal | None
 
+    def __str__(self) -> str:
+        return f"ends as {self.phase}" + ("" if self.cost is None else f", cost {self.cost}")
+
 
 @dataclass(frozen=True, slots=True)
 class Poll:
@@ -79,6 +82,10 @@ class Poll:
     delay_s: float
     unknown: str | None = None
 
+    def __str__(self) -> str:
+        looked_at = "" if self.unknown is None else f"; a person should look: {self.unknown}"
+        return f"asked again in {self.delay_s:.1f} s{looked_at}"
+
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
@@ -86,12 +93,18 @@ class Contradiction:
 
     what: str
 
+    def __str__(self) -> str:
+        return f"contradicts how it ended: {self.what}"
+
 
 @dataclass(frozen=True, slots=True)
 class Noted:
     """Kept as evidence; nothing follows from it."""
 
     why: str
+
+    def __str__(self) -> str:
+        return f"kept, and nothing follows: {self.why}"
 
 
 Verdict = Finish | Poll | Contradiction | Noted

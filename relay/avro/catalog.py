@@ -20,7 +20,7 @@ from relay.avro import framing
 from relay.avro.encode import compile_encoder
 from relay.avro.scalars import Misfit
 from relay.contracts import AVRO
-from relay.errors import DecodeError, SchemaError, UnknownSchema
+from relay.errors import DecodeError, SchemaError, UnknownSchema, UsageError
 
 Encoder = Callable[[bytes], bytes]
 
@@ -70,7 +70,8 @@ class Catalog:
 
     @classmethod
     def load(cls, folders: Sequence[Path] = ()) -> "Catalog":
-        """Read the shipped folder, then `folders`. Raises SchemaError that names the file which is wrong."""
+        """Read the shipped folder, then `folders`. Raises SchemaError that names the file which
+        is wrong, UsageError for a folder that isn't there."""
         return cls([schema for folder in (AVRO, *folders) for schema in _read_folder(folder)])
 
     def _add(self, schema: EventSchema) -> None:
@@ -189,7 +190,7 @@ _BROKEN_BODY: Final = (
 
 def _read_folder(folder: Path) -> list[EventSchema]:
     if not folder.is_dir():
-        raise SchemaError(
+        raise UsageError(
             f"The schema folder {folder} doesn't exist.", remedy="RELAY_SCHEMAS names it; correct the path."
         )
     schemas = []

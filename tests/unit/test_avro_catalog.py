@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from relay.avro.catalog import Catalog
 from relay.avro.framing import HEADER_BYTES, MARKER, fingerprint_of
-from relay.errors import DecodeError, PayloadMismatch, SchemaError, UnknownSchema
+from relay.errors import DecodeError, PayloadMismatch, SchemaError, UnknownSchema, UsageError
 
 OPERATION = "0192f0c1-2b3c-7d4e-8f50-617283940a1b"
 REQUESTED_V1 = {
@@ -192,7 +192,7 @@ def test_a_schema_file_that_is_none_is_named(tmp_path: Path, text: str, words: s
 
 
 def test_a_file_that_is_no_version_is_named_and_a_missing_folder_too(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="doesn't exist"):
+    with pytest.raises(UsageError, match="doesn't exist"):
         Catalog.load([tmp_path / "absent"])
     (tmp_path / "a.b").mkdir()
     (tmp_path / "a.b" / "V1.avsc").write_text("{}")
