@@ -21,7 +21,7 @@ def command() -> None:
     """Allowances. An owner without one may spend nothing."""
 
 
-@command.command("show")
+@command.command("show", short_help="Limits, and what is booked of them.")
 @click.argument("owner", required=False)
 @click.option("--unit", help="Only this unit.")
 @json_option
@@ -61,7 +61,9 @@ def show(ctx: click.Context, *, owner: str | None, unit: str | None, as_json: bo
 
 
 # So that a limit below zero is told what is wrong with it, instead of being taken for an option.
-@command.command("set", context_settings={"ignore_unknown_options": True})
+@command.command(
+    "set", short_help="Limit what an owner may spend.", context_settings={"ignore_unknown_options": True}
+)
 @click.argument("owner")
 @click.argument("unit")
 @click.argument("limit", type=Amount())

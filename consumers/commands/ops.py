@@ -64,7 +64,7 @@ def list_(ctx: click.Context, *, phase: str | None, owner: str | None, limit: in
     click.echo(", ".join(f"{count} {name}" for name, count in phases.items()) or "There is no operation.")
 
 
-@command.command("show")
+@command.command("show", short_help="All that is known of one operation.")
 @click.argument("operation", type=Id())
 @json_option
 @click.pass_context
@@ -81,7 +81,7 @@ def show(ctx: click.Context, *, operation: UUID, as_json: bool) -> None:
         draw(*_screen(seen))
 
 
-@command.command("audit")
+@command.command("audit", short_help="What the tables hold and may not, by name.")
 @click.option(
     "--overdue-s",
     type=click.FloatRange(0),

@@ -24,7 +24,7 @@ def command() -> None:
     """Provider accounts. While one is paused nothing new is sent; what was sent goes on."""
 
 
-@command.command("list")
+@command.command("list", short_help="Accounts, and which of them are paused.")
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, *, as_json: bool) -> None:

@@ -71,7 +71,7 @@ def list_(ctx: click.Context, *, kind: str | None, owner: str | None, limit: int
         click.echo("\nrelay review show REVIEW shows the evidence and the commands that decide.")
 
 
-@command.command("show")
+@command.command("show", short_help="The evidence, and the commands that decide.")
 @click.argument("review", type=Id())
 @json_option
 @click.pass_context
@@ -90,7 +90,7 @@ def show(ctx: click.Context, *, review: UUID, as_json: bool) -> None:
         draw(review_screen(sight.review, sight.whole, judgement))
 
 
-@command.command("resolve")
+@command.command("resolve", short_help="Take a decision, with its reason.")
 @click.argument("review", type=Id())
 @click.argument("resolution", type=click.Choice(WORDS))
 @click.option("--revision", type=int, required=True, help="The revision that `review show` showed you.")

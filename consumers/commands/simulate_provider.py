@@ -12,7 +12,11 @@ from consumers.providers.simulator_world import Fault, Plan
 from relay.errors import UsageError
 
 
-@click.command(epilog=f"Faults: {', '.join(Fault)}.")
+@click.command(
+    "simulate-provider",
+    short_help="A provider that makes jobs, charges and fails as planned.",
+    epilog=f"Faults: {', '.join(Fault)}.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="0: any free one.")
 @click.option("--seed", default=0, show_default=True, help="What is random follows from it.")

@@ -22,7 +22,7 @@ _LOGIN: Final = (
 )
 
 
-@click.command()
+@click.command("init", short_help="Tables, roles, profiles, publication and slot.")
 @click.option(
     "--no-slot", is_flag=True, help="Only the tables and the provider profiles; no publication, no slot."
 )

@@ -13,7 +13,7 @@ _SEVERAL = {
 }
 
 
-@click.command("settings")
+@click.command("settings", short_help="Every setting: its value, and where that came from.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:

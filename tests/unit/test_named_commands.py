@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from relay.cli import relay
 
@@ -65,3 +66,12 @@ def test_every_command_that_is_named_exists() -> None:
 )
 def test_the_rule_sees_what_is_missing(line: str, missing: str | None) -> None:
     assert wrong(line.split()) == missing
+
+
+def test_no_line_of_the_list_of_commands_is_cut_off() -> None:
+    runner = CliRunner()
+    listed = runner.invoke(relay, ["--help"], terminal_width=80).output
+    groups = [name for name in relay.list_commands(click.Context(relay)) if name in listed]
+    shown = [listed, *(runner.invoke(relay, [name, "--help"], terminal_width=80).output for name in groups)]
+    lines = [line for text in shown for line in text.splitlines() if not line.startswith("Usage:")]
+    assert [line for line in lines if line.endswith("...")] == []
