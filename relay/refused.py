@@ -12,7 +12,7 @@ from relay.errors import RelayError, Unavailable, as_sentence
 
 
 @contextmanager
-def in_words(remedy: str) -> Iterator[None]:
+def in_words(remedy: str, *, meaning: str = "") -> Iterator[None]:
     """Raises Unavailable for a database that is away, and RelayError with `remedy` for what it refuses."""
     try:
         yield
@@ -24,6 +24,6 @@ def in_words(remedy: str) -> Iterator[None]:
     except psycopg.Error as error:
         raise RelayError(
             f"Postgres refused it: {as_sentence(error.diag.message_primary or error)}",
-            meaning="What was done before stands; nothing is half done.",
+            meaning=meaning,
             remedy=remedy,
         ) from error

@@ -35,7 +35,7 @@ def command(ctx: click.Context, *, no_slot: bool) -> None:
     """
     settings = loaded(ctx).settings
     url = settings.require_database()
-    with in_words(_LOGIN):
+    with in_words(_LOGIN, meaning="What was done before stands; nothing is half done."):
         with psycopg.connect(url, autocommit=True, application_name="outbox-relay init") as connection:
             for name in migrations.apply(connection):
                 click.echo(f"applied {name}")
