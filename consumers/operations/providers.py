@@ -46,5 +46,13 @@ def push(connection: psycopg.Connection[Any], profiles: Iterable[Profile]) -> li
 def init_step(connection: psycopg.Connection[Any], settings: Settings) -> list[str]:
     """What `relay init` calls through the entry-point group `relay.init`: sentences of what was done."""
     profiles = load_profiles(settings.profiles)
-    changed = push(connection, profiles.values())
-    return [f"registered the provider profile {name} ({profiles[name].digest[:12]})" for name in changed]
+    rows = connection.execute(_SQL["current"]).fetchall()
+    before = {(provider, account): digest for provider, account, digest in rows}
+    sentences = []
+    for name in push(connection, profiles.values()):
+        one = profiles[name]
+        replaced = before.get((one.name, one.account))
+        # Said, because an init without somebody's RELAY_PROFILES puts the shipped profile in force again.
+        was = "" if replaced is None else f", in place of {replaced[:12]}"
+        sentences.append(f"registered the provider profile {name} ({one.digest[:12]}{was})")
+    return sentences

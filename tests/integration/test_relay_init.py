@@ -1,11 +1,13 @@
 """`relay init` refuses what it can't prepare in a sentence with its remedy, and leaves nothing half done."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from consumers.providers.profiles_folder import load_profiles
 from fix_commands import Command
 from fix_postgres import Database
 from relay.embedded_postgres import EmbeddedPostgres
@@ -98,3 +100,19 @@ def test_a_server_without_logical_replication_is_told_what_to_set_and_can_go_on(
     own_postgres.settings.update(wanted)
     own_postgres.start()
     assert command("init", env={"RELAY_DATABASE_URL": own_postgres.superuser_url}).status == 0
+
+
+def test_a_profile_that_another_one_replaces_is_said_to(
+    empty_database: Database, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "genace.yaml").write_text(
+        load_profiles(())["genace"].text.replace("deadline_s: 60", "deadline_s: 61"), encoding="utf-8"
+    )
+    first = command("init", "--no-slot", env=settings(empty_database))
+    assert "registered the provider profile genace (" in first.out
+    assert "in place of" not in first.out
+    ours = command("init", "--no-slot", env=settings(empty_database, RELAY_PROFILES=str(tmp_path)))
+    assert ours.out.count("in place of") == 1
+    back = command("init", "--no-slot", env=settings(empty_database))
+    assert "registered the provider profile genace (" in back.out
+    assert back.out.count("in place of") == 1

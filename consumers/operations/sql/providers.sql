@@ -1,6 +1,9 @@
 -- name: document
 select document from relay.provider_profile where provider = %(provider)s and digest = %(digest)s
 
+-- name: current
+select provider, account, current_digest from relay.provider_account
+
 -- name: push_profile
 insert into relay.provider_profile (provider, digest, document) values (%(provider)s, %(digest)s, %(document)s)
 on conflict (provider, digest) do nothing
