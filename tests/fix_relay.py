@@ -36,6 +36,10 @@ _INSERT: Final = """
 """
 
 
+OPEN_TRANSACTION_S: Final = 180.0
+"""How long a test waits for a transaction that a killed relay left open."""
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
     """One record as a consumer gets it."""
@@ -195,7 +199,11 @@ class RelayUnderTest:
 
     def checkpoint(self) -> Checkpoint | None:
         relay_id = self.one("select relay_id from relay.source_identity where slot_name = %s", self.slot)
-        return checkpoints.read({"bootstrap.servers": self.kafka.bootstrap}, self.prefix, relay_id)
+        # A killed relay may have left its transaction open, and nobody has fenced it yet: Kafka ends it after
+        # its timeout of a minute, at the next of its rounds.
+        return checkpoints.read(
+            {"bootstrap.servers": self.kafka.bootstrap}, self.prefix, relay_id, timeout_s=OPEN_TRANSACTION_S
+        )
 
     def checkpoint_lsn(self) -> int:
         """The checkpoint's confirmed LSN; 0 without one."""

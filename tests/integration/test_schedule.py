@@ -10,8 +10,8 @@ import pytest
 
 from consumers.collect import Collect
 from consumers.deliver import Deliver
-from consumers.dispatch import Dispatch
-from consumers.operations import due
+from consumers.operations import claims, due
+from consumers.operations.lifecycle import Hold
 from fix_postgres import Database
 from fix_scene import OWNER, Scene
 
@@ -223,9 +223,12 @@ async def test_what_is_held_for_a_pause_leaves_when_the_pause_is_over(scene: Sce
 
 async def test_a_hold_that_only_a_person_lifts_is_left_alone(scene: Scene) -> None:
     operation_id = scene.prepare()
-    await scene.handle(
-        Dispatch(), scene.last(operation_id, GENERATION), RELAY_PROVIDER_SIMULATOR_SECRET_FILE="/nowhere"
-    )
+    async with scene.context() as ctx, ctx.pool.connection() as connection:
+        claimed = await claims.claim(
+            connection, operation_id=operation_id, dispatch_no=1, token=uuid4(), worker="test", lease_s=60
+        )
+        assert isinstance(claimed, claims.Claim)
+        await claims.hold(connection, claimed, Hold.CONFIGURATION, "test", "a setting is wrong")
     assert scene.operation(operation_id, "phase_reason") == "configuration"
     for _ in range(3):
         assert (await scene.wake("10 days")).healthy
