@@ -326,7 +326,7 @@ async def test_costs_that_each_have_room_are_booked_together_too(scene: Scene) -
     assert scene.one("select settled, overrun from relay.allowance") == (120_000_000_000_000, True)
 
 
-@pytest.mark.parametrize("cost", ["100000000000000", "99999999999999999999"])
+@pytest.mark.parametrize("cost", ["100000000000000", "1e25"])
 async def test_a_cost_that_no_column_can_hold_leaves_the_reservation(scene: Scene, cost: str) -> None:
     operation_id = await scene.accepted(max_cost="2")
     await applied(scene, operation_id, saw("succeeded", cost))
