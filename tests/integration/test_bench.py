@@ -25,12 +25,11 @@ def test_a_drain_is_measured_for_each_subject(servers: Servers, shape: str, topi
     name = topic_prefix.replace("-", "_")
     result = drain.measure(servers, Drain(shape, rows=ROWS), SUBJECTS, 1, said.append, name=name)
     assert set(result.runs) == {subject.name for subject in SUBJECTS}
-    for runs in result.runs.values():
-        (run,) = runs
+    for subject, (run,) in result.runs.items():
         assert run.rows == ROWS
         assert 0 < run.first_s <= run.done_s
         # pg_recvlogical may need less than one tick of the clock for so few rows.
-        assert run.cpu_s_per_million["subject"] >= 0
+        assert run.cpu_s_per_million["subject"] > 0 or subject == "pg_recvlogical"
         assert run.peak_bytes > 0
     assert sum("each row read once, in order by key" in sentence for sentence in said) == len(SUBJECTS) - 1
 
