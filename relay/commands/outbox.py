@@ -1,0 +1,14 @@
+"""`relay outbox`: what an operator does with the outbox itself."""
+
+from typing import Final
+
+import click
+
+from relay.commands.lazy import LazyGroup
+
+_MODULES: Final[dict[str, str]] = {}
+
+
+@click.group("outbox", cls=LazyGroup, modules=_MODULES, short_help="Compare, repair, prune; bad events.")
+def command() -> None:
+    """The outbox beside its topics: what is missing, how it is brought back, what may go."""
