@@ -56,7 +56,7 @@ def test_every_command_that_is_named_exists() -> None:
 @pytest.mark.parametrize(
     ("line", "missing"),
     [
-        ("outbox repair", "outbox"),
+        ("outbox mend", "mend"),
         ("review forget ID", "forget"),
         ("init --accept-rewind", "--accept-rewind"),
         ("review show {review_id}", None),
