@@ -2,6 +2,7 @@
 `relay.prepare_operation` and does nothing else: it never commits, and never touches a table.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,8 +26,9 @@ class Intent:
     """What was approved: the arguments of `relay.prepare_operation`.
 
     `payload` is JSON text, or anything that msgspec encodes as JSON; numbers that must keep their digits are
-    given as JSON text or Decimal. `max_cost` is in `cost_unit`, at most six decimals. `source_ref` names the
-    application's approved revision. `traceparent` is a W3C trace context.
+    given as JSON text or Decimal. NaN and infinities are refused with ValueError: JSON has none (RFC 8259,
+    6), and what was approved would become null. `max_cost` is in `cost_unit`, at most six decimals.
+    `source_ref` names the application's approved revision. `traceparent` is a W3C trace context.
     """
 
     kind: str
@@ -49,7 +51,7 @@ class Intent:
             self.kind,
             self.owner_id,
             self.operation_key,
-            self.payload if isinstance(self.payload, str) else _ENCODER.encode(self.payload).decode(),
+            self.payload if isinstance(self.payload, str) else _json(self.payload),
             self.provider,
             self.max_cost,
             self.cost_unit,
@@ -64,6 +66,26 @@ class Intent:
 
 # A Decimal is written as the number it is; msgspec's default would make it a string.
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
+
+
+def _json(payload: Any) -> str:
+    found = _not_finite(payload, "payload")
+    if found is not None:
+        raise ValueError(f"{found} is no number that JSON has (NaN or an infinity).")
+    return _ENCODER.encode(payload).decode()
+
+
+def _not_finite(value: Any, path: str) -> str | None:
+    """Where a number stands that JSON can't write; None when there is none."""
+    if isinstance(value, float | Decimal):
+        return None if math.isfinite(value) else path
+    if isinstance(value, Mapping):
+        places = ((inner, f"{path}.{name}") for name, inner in value.items())
+    elif isinstance(value, list | tuple):
+        places = ((inner, f"{path}[{index}]") for index, inner in enumerate(value))
+    else:
+        return None
+    return next((found for inner, place in places if (found := _not_finite(inner, place))), None)
 
 
 @dataclass(frozen=True, slots=True)
