@@ -1,0 +1,156 @@
+"""Reads partitions from an offset to their true end, once, outside every consumer group.
+
+The true end is `list_offsets` with READ_UNCOMMITTED: with another producer's transaction open, a
+read_committed reader meets an end before records that are committed already.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec  # not exported
+
+from relay.errors import Unavailable
+from relay.kafka.client import make, words
+
+REQUEST_TIMEOUT_S: Final = 10.0
+PROGRESS_TIMEOUT_S: Final = 60.0
+"""As long as `transaction.timeout.ms`: whatever is open longer than that is hanging."""
+
+_PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 librdkafka's own codes have a leading _
+_POLL_S: Final = 0.2
+_POLL_MOST: Final = 1_000
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+class Span(NamedTuple):
+    """Offsets [`first`, `end`) of a partition; offsets have holes where markers stand."""
+
+    first: int
+    end: int
+
+
+class Stalled(Exception):
+    """A partition can't be read to its end: somebody's transaction hangs there."""
+
+    def __init__(self, place: Place, reached: int, end: int) -> None:
+        self.topic, self.partition = place
+        super().__init__(
+            f"{self.topic}, partition {self.partition}, ends at {end}, and reading stands still at {reached}."
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What ends such a transaction."""
+        return (
+            f"`kafka-transactions.sh find-hanging --topic {self.topic} --partition {self.partition}`, then "
+            "`kafka-transactions.sh abort` the one it names."
+        )
+
+
+def find(properties: Mapping[str, str], topics: Iterable[str]) -> dict[Place, Span]:
+    """Where each partition of the topics begins and truly ends; a topic that doesn't exist has none.
+
+    Raises Unavailable when Kafka doesn't answer.
+    """
+    admin = make(AdminClient, properties)
+    wanted = sorted(set(topics))
+    try:
+        # All of them: to ask for one by its name would make it, with the broker's defaults.
+        known = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        places = [
+            (name, partition)
+            for name in wanted
+            if name in known and known[name].error is None
+            for partition in sorted(known[name].partitions)
+        ]
+        if not places:
+            return {}
+        first, end = (_offsets(admin, places, spec) for spec in _specs())
+    except (KafkaException, TimeoutError) as error:
+        raise Unavailable(
+            f"Kafka doesn't say where {', '.join(wanted)} end{'s' * (len(wanted) == 1)}: {words(error)}",
+            remedy="Check RELAY_KAFKA_BOOTSTRAP and the brokers.",
+        ) from error
+    return {place: Span(first[place], end[place]) for place in places}
+
+
+def read(
+    properties: Mapping[str, str], spans: Mapping[Place, Span], *, timeout_s: float = PROGRESS_TIMEOUT_S
+) -> Iterator[Message]:
+    """Every committed record in `spans`, in order of offset within a partition.
+
+    Raises Stalled after `timeout_s` without progress, and Unavailable for an error of Kafka's.
+    """
+    left = {place: span for place, span in spans.items() if span.end > span.first}
+    if not left:
+        return
+    consumer = make(
+        Consumer,
+        {
+            **properties,
+            "group.id": "relay-reader",  # never joined: partitions are assigned
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+        },
+    )
+    reached = {place: span.first for place, span in left.items()}
+    try:
+        consumer.assign([TopicPartition(*place, span.first) for place, span in left.items()])
+        deadline = time.monotonic() + timeout_s
+        while left:
+            for message in consumer.consume(_POLL_MOST, _POLL_S):
+                place, at = _position(message)
+                if at > reached.get(place, at):
+                    deadline = time.monotonic() + timeout_s
+                    reached[place] = at
+                span = left.get(place)
+                if span is None:
+                    continue
+                if message.error() is None and at <= span.end:
+                    yield message
+                if at >= span.end:
+                    del left[place]
+                    consumer.pause([TopicPartition(*place)])
+            if left and time.monotonic() > deadline:
+                stuck = next(iter(left))
+                raise Stalled(stuck, reached[stuck], left[stuck].end)
+    finally:
+        consumer.close()
+
+
+def _specs() -> tuple[OffsetSpec, OffsetSpec]:
+    return EarliestSpec(), LatestSpec()  # type: ignore[no-untyped-call]
+
+
+def _offsets(admin: AdminClient, places: Iterable[Place], spec: OffsetSpec) -> dict[Place, int]:
+    asked = admin.list_offsets(
+        {TopicPartition(*place): spec for place in places},
+        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        request_timeout=REQUEST_TIMEOUT_S,
+    )
+    return {
+        (p.topic, p.partition): future.result(2 * REQUEST_TIMEOUT_S).offset for p, future in asked.items()
+    }
+
+
+def _position(message: Message) -> tuple[Place, int]:
+    """The message's place, and the offset that is reached with it. Raises Unavailable for an error."""
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    error = message.error()
+    if topic is None or partition is None or offset is None:
+        said = "a record without an offset." if error is None else words(error)
+        raise Unavailable(f"Kafka can't read {topic}: {said}")
+    if error is None:
+        return (topic, partition), offset + 1
+    if error.code() == _PARTITION_EOF:
+        return (topic, partition), offset
+    raise Unavailable(f"Kafka can't read {topic}: {words(error)}")
