@@ -204,7 +204,7 @@ class EventEncoder:
         """What is kept of a row that can't be sent (`record` has seen it first)."""
         raw_id = row[self._event_id]
         position = f"{format_lsn(self._commit_lsn)}/{index}"
-        event_id = _as_uuid(raw_id, self._relay_id, position)
+        event_id = event_uuid(raw_id, self._relay_id, position)
         payload = row[self._payload] or b""
         event_type = (row[self._event_type] or b"").decode()
         schema_version = _as_int(row[self._schema_version])
@@ -247,7 +247,8 @@ class EventEncoder:
         if event_type is None:
             raise BadEvent("no_event_type", "the row has no event type")
         name = event_type.decode()
-        topic = self._topic(name, route_by)
+        route = (route_by or b"").decode()
+        topic = topic_of(self._mapping, self._prefix, self._one_topic, event_type=name, route=route)
         if not _TOPIC_NAME.fullmatch(topic):
             raise BadEvent("topic_name", f"{topic[:300]!r} can't be a topic's name")
         headers: list[Header] = [("ce_type", event_type)]
@@ -262,16 +263,9 @@ class EventEncoder:
                 raise BadEvent("schema_version", "the schema version is not a number", topic) from None
             headers.append(("schema_version", b"%d" % number))
         self.new_topics.add(topic)
-        route = _Route(topic, encode, headers, self._limit_bytes(topic))
-        self._routes[event_type, version, route_by] = route
-        return route
-
-    def _topic(self, event_type: str, route_by: bytes | None) -> str:
-        if self._one_topic is not None:
-            return self._one_topic
-        if self._mapping.columns.route is not None:
-            return _DEBEZIUM_TOPIC + (route_by or b"").decode()
-        return f"{self._prefix}.{event_type}"
+        made = _Route(topic, encode, headers, self._limit_bytes(topic))
+        self._routes[event_type, version, route_by] = made
+        return made
 
     def _time(self, text: bytes) -> bytes:
         """RFC 3339 of what Postgres wrote; the stream's session has DateStyle ISO and TimeZone UTC."""
@@ -300,6 +294,17 @@ _PARTS: Final = (
     "headers",
     "occurred_at",
 )
+
+
+def topic_of(
+    mapping: OutboxMapping, prefix: str, one_topic: str | None, *, event_type: str, route: str
+) -> str:
+    """Where an event goes: one topic for all, Debezium's by its route, or one for each type."""
+    if one_topic is not None:
+        return one_topic
+    if mapping.columns.route is not None:
+        return _DEBEZIUM_TOPIC + route
+    return f"{prefix}.{event_type}"
 
 
 def topics_from_start(
@@ -336,7 +341,7 @@ def _traceparent(headers: bytes) -> bytes | None:
     return parent.encode()
 
 
-def _as_uuid(raw: bytes | None, relay_id: uuid.UUID, position: str) -> uuid.UUID:
+def event_uuid(raw: bytes | None, relay_id: uuid.UUID, position: str) -> uuid.UUID:
     """The event's id; derived, and the same each time, where the table's isn't a uuid."""
     if raw is None:
         return uuid.uuid5(relay_id, position)
