@@ -74,9 +74,10 @@ def loaded(ctx: click.Context) -> Loaded:
 def main() -> None:
     """Entry point of the console script. Ends with the exit status that the error carries."""
     try:
-        relay.main(prog_name="relay", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        # Not standalone, click returns what `ctx.exit` was given; a command that just ends returns None.
+        status = relay.main(prog_name="relay", standalone_mode=False)
+        if isinstance(status, int):
+            sys.exit(status)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -22,6 +22,8 @@ from fix_waiting import eventually
 from relay.errors import Unavailable
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
+from relay.outbox.audit import WAIT_S, Audit, Finding, Summary
+from relay.outbox.mapping import parse
 from relay.settings import load
 from relay.wal.lsn import parse_lsn
 from relay.wal.slot import SourceIdentity, initialise
@@ -209,6 +211,19 @@ class RelayUnderTest:
         """The checkpoint's confirmed LSN; 0 without one."""
         found = self.checkpoint()
         return 0 if found is None else found.confirmed_lsn
+
+    def audit(self, *, wait_s: float = WAIT_S, **extra: str) -> tuple[Summary, list[Finding]]:
+        """What `relay outbox audit` finds."""
+        settings = load(environ=self.environment(None, **extra)).settings
+        mapping = parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows)
+        audit = Audit(settings, mapping, wait_s=wait_s)
+        findings = list(audit.findings())
+        return audit.summary, findings
+
+    def assert_clean(self) -> None:
+        """The last step of a test: every event is where it should be."""
+        summary, findings = self.audit()
+        assert summary.clean, findings[:20]
 
     def read(self, *topics: str, isolation: str = "read_committed") -> list[Received]:
         """All records of the topics (this prefix is added; none given: the usual one), partition by

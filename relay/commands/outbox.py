@@ -6,7 +6,9 @@ import click
 
 from relay.commands.lazy import LazyGroup
 
-_MODULES: Final[dict[str, str]] = {}
+_MODULES: Final[dict[str, str]] = {
+    "audit": "relay.commands.outbox_audit",
+}
 
 
 @click.group("outbox", cls=LazyGroup, modules=_MODULES, short_help="Compare, repair, prune; bad events.")

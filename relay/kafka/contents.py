@@ -28,8 +28,8 @@ _TABLE: Final = """
     )
 """
 _INDEXES: Final = (
-    "create index record_event on record (event_id)",
-    "create index record_place on record (topic, partition, place)",
+    "create index if not exists record_event on record (event_id)",
+    "create index if not exists record_place on record (topic, partition, place)",
 )
 _INSERT: Final = "insert into record values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS: Final = "topic, partition, place, event_id, epoch, lsn, position, origin, timestamp_ms"
@@ -42,7 +42,7 @@ class Record(NamedTuple):
     partition: int
     offset: int
     event_id: str
-    """`ce_id`; empty where the record has none, which isn't the relay's then."""
+    """`ce_id`; empty where the headers can't be read, which no relay of ours has written then."""
     epoch: int
     lsn: int
     relay_index: int
@@ -60,9 +60,13 @@ class Record(NamedTuple):
 
 
 class Contents:
-    """A context manager; its file goes with it. `collect` first, then ask."""
+    """A context manager; its file goes with it. `collect` first, then ask.
 
-    def __init__(self, folder: Path | None = None) -> None:
+    `source` is the relay's `ce_source`: topics may hold the records of other relays, which don't count.
+    """
+
+    def __init__(self, source: str, folder: Path | None = None) -> None:
+        self._source = source.encode()
         self._folder = tempfile.TemporaryDirectory(prefix="outbox-relay-", dir=folder)
         self._database = sqlite3.connect(Path(self._folder.name) / "contents.sqlite", isolation_level=None)
         # Thrown away with the process: nothing has to survive a crash.
@@ -97,17 +101,24 @@ class Contents:
         *,
         timeout_s: float = spans.PROGRESS_TIMEOUT_S,
     ) -> int:
-        """Read every committed record of `topics` to the true end. Returns how many there are.
+        """Read every committed record of `topics` to the true end; called again, what has come since.
 
-        Raises Unavailable when Kafka is away or somebody's hanging transaction hides an end.
+        Returns how many records of `source` came. Raises Unavailable when Kafka is away or somebody's
+        hanging transaction hides an end.
         """
-        self.spans = spans.find(properties, topics)
+        now = spans.find(properties, topics)
+        came = {
+            place: Span(self.spans[place].end, span.end) for place, span in now.items() if place in self.spans
+        }
         count = 0
         rows: list[tuple[object, ...]] = []
         self._database.execute("begin")
         try:
-            for message in spans.read(properties, self.spans, timeout_s=timeout_s):
-                rows.append(_row(message))
+            for message in spans.read(properties, {**now, **came}, timeout_s=timeout_s):
+                row = _row(message, self._source)
+                if row is None:
+                    continue
+                rows.append(row)
                 count += 1
                 if len(rows) >= _BATCH:
                     self._database.executemany(_INSERT, rows)
@@ -122,6 +133,10 @@ class Contents:
         self._database.execute("commit")
         for index in _INDEXES:
             self._database.execute(index)
+        self.spans = {
+            place: Span(self.spans[place].first, span.end) if place in self.spans else span
+            for place, span in now.items()
+        }
         return count
 
     def has(self, event_ids: Sequence[str], *, except_topic: str = "") -> set[str]:
@@ -194,11 +209,14 @@ class Contents:
         return [Record(*row) for row in found]
 
 
-def _row(message: Message) -> tuple[object, ...]:
+def _row(message: Message, source: bytes) -> tuple[object, ...] | None:
+    """What is kept of a record; None when it isn't of `source`."""
     headers: dict[str, bytes] = {}
     for header in message.headers() or []:
         value = header[1]
         headers[str(header[0])] = value if isinstance(value, bytes) else b""
+    if headers.get("ce_source") != source:
+        return None
     _, timestamp_ms = message.timestamp()
     try:
         epoch = int(headers.get("relay_epoch", b"0"))
@@ -207,7 +225,7 @@ def _row(message: Message) -> tuple[object, ...]:
         event_id = headers.get("ce_id", b"").decode()
         origin = headers.get("relay_origin", b"").decode()
     except (ValueError, DecodeError):
-        # Somebody else's record with headers of our names: it's no event of ours.
+        # Somebody wrote headers of our names by hand: it's no event of ours.
         epoch, lsn, index, event_id, origin = 0, 0, 0, "", ""
     return (
         message.topic(),

@@ -126,7 +126,7 @@ class EventEncoder:
         self._from_hex = False
         self._routes: dict[tuple[bytes | None, ...], _Route] = {}
         self._always: list[Header] = [
-            ("ce_source", f"/outbox-relay/{relay_id}".encode()),
+            ("ce_source", source_of(relay_id).encode()),
             ("ce_specversion", b"1.0"),
             ("relay_epoch", str(epoch).encode()),
         ]
@@ -316,6 +316,11 @@ def topics_from_start(
     if mapping.columns.route is not None:
         return []
     return [f"{topic_prefix}.{event_type}" for event_type in schemas.event_types()]
+
+
+def source_of(relay_id: uuid.UUID) -> str:
+    """The `ce_source` of a relay's records."""
+    return f"/outbox-relay/{relay_id}"
 
 
 def dead_letter_topic(prefix: str) -> str:

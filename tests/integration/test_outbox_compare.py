@@ -10,6 +10,7 @@ from fix_relay import EVENT_TYPE, RelayUnderTest
 from relay.kafka.contents import Contents
 from relay.kafka.partitioner import partition_of
 from relay.outbox.compare import Topics, Verdict, compare, known_ids
+from relay.outbox.event import source_of
 from relay.outbox.mapping import parse
 
 
@@ -21,9 +22,9 @@ def topics_of(relay: RelayUnderTest) -> Topics:
 
 
 def collected(relay: RelayUnderTest) -> Contents:
-    contents = Contents()
-    topics = topics_of(relay).read(relay.owner)
-    contents.collect({"bootstrap.servers": relay.kafka.bootstrap}, topics)
+    topics = topics_of(relay)
+    contents = Contents(source_of(topics.relay_id))
+    contents.collect({"bootstrap.servers": relay.kafka.bootstrap}, topics.read(relay.owner))
     return contents
 
 
