@@ -17,6 +17,7 @@
         ├── StreamIncomplete       16
         ├── TopicsChanged          17
         ├── CheckpointUnreadable   18
+        │   └── CheckpointGarbled  18   it was read, and is none
         ├── Fenced                 19
         ├── Repairing              20
         ├── SynchronousStandbyName 21
@@ -27,11 +28,11 @@ A message says what happened; `meaning` what that means for the data; `remedy` t
 
 from typing import ClassVar, Final
 
-REPAIR_TO_COME: Final = (
-    "The repair that compares the outbox with Kafka comes with a later release: until then leave the slot,"
-    " the topics and the outbox's rows as they are."
+REPAIR: Final = (
+    "Stop every relay of this slot, then run `relay outbox repair`: it publishes what Kafka lacks, makes the"
+    " slot anew, and `relay run` goes on."
 )
-"""Ends a remedy. A message never names a command that this release doesn't have."""
+"""Ends a remedy where the outbox's rows are still there."""
 
 
 def as_sentence(said: object) -> str:
@@ -125,6 +126,10 @@ class TopicsChanged(Stop):
 
 class CheckpointUnreadable(Stop):
     exit_status = 18
+
+
+class CheckpointGarbled(CheckpointUnreadable):
+    """It was read, and is no checkpoint."""
 
 
 class Fenced(Stop):

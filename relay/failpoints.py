@@ -23,6 +23,16 @@ RELAY_KAFKA_COMMITTED: Final = "relay.kafka_committed"
 RELAY_BEFORE_FEEDBACK: Final = "relay.before_feedback"
 RELAY_FEEDBACK_SENT: Final = "relay.feedback_sent"
 
+# relay outbox repair, relay init --backfill
+REPAIR_STATE_SET: Final = "repair.state_set"
+REPAIR_FENCED: Final = "repair.fenced"
+REPAIR_SLOT_DROPPED: Final = "repair.slot_dropped"
+REPAIR_SLOT_MADE: Final = "repair.slot_made"
+REPAIR_RECORDS_COMMITTED: Final = "repair.records_committed"
+REPAIR_ALL_PUBLISHED: Final = "repair.all_published"
+REPAIR_CHECKPOINT_WRITTEN: Final = "repair.checkpoint_written"
+REPAIR_STATE_CLEARED: Final = "repair.state_cleared"
+
 # relay consume dispatch
 DISPATCH_BEFORE_CLAIM: Final = "dispatch.before_claim"
 DISPATCH_CLAIMED: Final = "dispatch.claimed"

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from relay.errors import (
-    REPAIR_TO_COME,
+    REPAIR,
     CheckpointMissing,
     LogLost,
     OtherCluster,
@@ -28,8 +28,9 @@ from relay.wal.publication import Published
 from relay.wal.slot import Slot, SourceIdentity, require_made_for, require_usable
 
 _REWIND: Final = (
-    "If RELAY_DATABASE_URL names the wrong server, correct it. Else reconcile those operations with the"
-    " provider by hand, and change nothing here: to go on from a rewound database needs a later release."
+    "If RELAY_DATABASE_URL names the wrong server, correct it. Else, when this database is the right one, run"
+    " `relay init --accept-rewind`: it lists what Kafka has and the outbox doesn't, publishes what it lacks,"
+    " and keeps dispatch closed until the operations are reconciled."
 )
 
 
@@ -80,13 +81,14 @@ def may_start(
         raise Repairing(
             f"A repair of relay {recorded.relay_id} is under way, or was interrupted.",
             meaning="Until it ends, nobody may publish from this outbox.",
-            remedy="Let the repair finish, with the release that began it: this one has none.",
+            remedy="If nobody runs it now, run `relay outbox repair` again: it begins from the start, finds"
+            " what is in Kafka already, and then `relay run` goes on.",
         )
     if slot is None or slot.wal_status == "lost" or slot.confirmed_flush is None:
         raise LogLost(
             f"The replication slot {slot_name} is {'gone' if slot is None else 'lost (wal_status = lost)'}.",
             meaning="What was committed since its last confirmed position may be gone from the WAL.",
-            remedy=REPAIR_TO_COME,
+            remedy=REPAIR,
         )
     require_usable(slot, source.database)
     # First whether it is ours at all: a wrong setting is no altered outbox.
@@ -121,8 +123,7 @@ def decide(recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Che
     Raises OtherCluster, PhantomEvents, Rewound or CheckpointMissing (design: fail closed).
     """
     flush = slot.confirmed_flush or 0
-    if server.system_identifier != recorded.system_identifier:
-        raise _other_cluster(recorded.system_identifier, server.system_identifier)
+    require_cluster(recorded, server)
     if checkpoint is None:
         if recorded.state == "new" and flush == recorded.consistent_point:
             return _first(recorded, server)
@@ -132,29 +133,41 @@ def decide(recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Che
             meaning=f"The slot stands at {format_lsn(flush)}; what Kafka has up to there is unknown, so "
             "events could be missing or published twice.",
             remedy="If this is the wrong Kafka or prefix, correct RELAY_KAFKA_BOOTSTRAP or "
-            f"RELAY_TOPIC_PREFIX. Else: {REPAIR_TO_COME}",
+            f"RELAY_TOPIC_PREFIX. Else: {REPAIR}",
         )
-    if checkpoint.system_identifier != server.system_identifier:
-        raise _other_cluster(checkpoint.system_identifier, server.system_identifier)
-    if checkpoint.epoch != recorded.epoch:
+    if checkpoint.system_identifier == server.system_identifier and checkpoint.epoch != recorded.epoch:
         raise CheckpointMissing(
             f"Kafka's checkpoint is of epoch {checkpoint.epoch}, and Postgres is in epoch {recorded.epoch}.",
             meaning="One of them was restored or repaired without the other.",
-            remedy=REPAIR_TO_COME,
+            remedy=REPAIR,
         )
-    if checkpoint.timeline != server.timeline:
-        checkpoint = _after_promotion(checkpoint, server)
-    elif server.flush_lsn < max(checkpoint.commit_lsn, checkpoint.confirmed_lsn):
-        raise _rewound(
-            f"the server has flushed up to {format_lsn(server.flush_lsn)} only, and Kafka has events up to "
-            f"{format_lsn(checkpoint.commit_lsn)}"
-        )
+    checkpoint = require_same(checkpoint, server)
     if flush > checkpoint.confirmed_lsn:
         raise CheckpointMissing(
             f"The slot stands at {format_lsn(flush)}, above the {format_lsn(checkpoint.confirmed_lsn)} that "
             "the checkpoint allowed.",
             meaning="Somebody made the slot anew or advanced it; events in between may be in no Kafka.",
-            remedy=REPAIR_TO_COME,
+            remedy=REPAIR,
+        )
+    return checkpoint
+
+
+def require_cluster(recorded: SourceIdentity, server: Server) -> None:
+    """Raises OtherCluster when the server isn't of the cluster that the relay was made for."""
+    if server.system_identifier != recorded.system_identifier:
+        raise _other_cluster(recorded.system_identifier, server.system_identifier)
+
+
+def require_same(checkpoint: Checkpoint, server: Server) -> Checkpoint:
+    """The checkpoint, on the server's timeline. Raises OtherCluster, PhantomEvents or Rewound."""
+    if checkpoint.system_identifier != server.system_identifier:
+        raise _other_cluster(checkpoint.system_identifier, server.system_identifier)
+    if checkpoint.timeline != server.timeline:
+        return _after_promotion(checkpoint, server)
+    if server.flush_lsn < max(checkpoint.commit_lsn, checkpoint.confirmed_lsn):
+        raise _rewound(
+            f"the server has flushed up to {format_lsn(server.flush_lsn)} only, and Kafka has events up to "
+            f"{format_lsn(checkpoint.commit_lsn)}"
         )
     return checkpoint
 
@@ -201,8 +214,9 @@ def _other_cluster(was: str, now: str) -> OtherCluster:
     return OtherCluster(
         f"This is the Postgres cluster {now}, and the relay was made for {was}.",
         meaning="Its WAL positions mean nothing here, so neither skipping nor confirming would be right.",
-        remedy="Point RELAY_DATABASE_URL at the right cluster. To accept another one, as after pg_upgrade,"
-        " needs a later release.",
+        remedy="Point RELAY_DATABASE_URL at the right cluster. If this one took its place, as after"
+        " pg_upgrade, run `relay init --accept-upgrade`: it compares the outbox with Kafka, publishes what it"
+        " lacks, and makes the slot anew.",
     )
 
 

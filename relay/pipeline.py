@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from relay import failpoints, identity, metrics
-from relay.errors import REPAIR_TO_COME, BadEventHalt, StreamIncomplete, Unavailable
+from relay.errors import REPAIR, BadEventHalt, StreamIncomplete, Unavailable
 from relay.intake import Intake, Part, Position
 from relay.kafka.committer import Committed, Committer
 from relay.kafka.publisher import PAUSE_AFTER_COMMIT_S, TRANSACTION_TIMEOUT_MS, RecordRefused
@@ -349,7 +349,7 @@ class Pipeline:
                 f"The outbox has a row with seq {seq}; the stream is past {format_lsn(by_lsn)} without it.",
                 meaning="Postgres skipped rows of the outbox (the publication was narrowed, or made anew); "
                 "nothing was confirmed since this was noticed.",
-                remedy=f"Mend the publication (`relay init` says how). {REPAIR_TO_COME}",
+                remedy=f"Mend the publication (`relay init` says how). {REPAIR}",
             )
 
     def _tend_idle(self) -> None:

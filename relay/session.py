@@ -7,6 +7,7 @@ changed: slot, feedback, `init_transactions`, checkpoint, identity, and only the
 import random
 import selectors
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -244,27 +245,7 @@ class Session:
             raise Stopped
 
     def _open_kafka(self, recorded: SourceIdentity) -> Publisher:
-        settings = self.settings
-        prefix = settings.topic_prefix
-        self.topics.ensure(
-            [
-                *topics_from_start(self.mapping, self.schemas, prefix, settings.topic),
-                dead_letter_topic(prefix),
-            ],
-            checkpoint=checkpoints.topic(prefix, recorded.relay_id),
-            dead_letters=dead_letter_topic(prefix),
-        )
-        make = Transactional if settings.delivery == "exactly_once" else Acknowledged
-        publisher = make(
-            settings.require_kafka(),
-            prefix=prefix,
-            relay_id=recorded.relay_id,
-            batch_bytes=self.topics.smallest_limit_bytes(),
-        )
-        publisher.start()
-        if self.topics.embedded and settings.delivery == "exactly_once":
-            log.warning("the embedded broker shows uncommitted records to everybody: this isn't exactly once")
-        return publisher
+        return open_publisher(self.settings, self.mapping, self.schemas, self.topics, recorded.relay_id)
 
     def _read_checkpoint(self, recorded: SourceIdentity) -> Checkpoint | None:
         return checkpoints.read(self.settings.require_kafka(), self.settings.topic_prefix, recorded.relay_id)
@@ -275,6 +256,32 @@ class Session:
         if self.mapping.rows_kept and event_id is not None:
             kept = self.ask(partial(slots.has_event, mapping=self.mapping, event_id=event_id))
             identity.require_event(checkpoint, kept=kept)
+
+
+def open_publisher(
+    settings: Settings, mapping: OutboxMapping, schemas: Schemas, topics: Topics, relay_id: uuid.UUID
+) -> Publisher:
+    """Topics, then the producer, whose start shuts out every former self. Blocks.
+
+    Raises Unavailable, UsageError, TopicsChanged or Fenced.
+    """
+    prefix = settings.topic_prefix
+    topics.ensure(
+        [*topics_from_start(mapping, schemas, prefix, settings.topic), dead_letter_topic(prefix)],
+        checkpoint=checkpoints.topic(prefix, relay_id),
+        dead_letters=dead_letter_topic(prefix),
+    )
+    make = Transactional if settings.delivery == "exactly_once" else Acknowledged
+    publisher = make(
+        settings.require_kafka(),
+        prefix=prefix,
+        relay_id=relay_id,
+        batch_bytes=topics.smallest_limit_bytes(),
+    )
+    publisher.start()
+    if topics.embedded and settings.delivery == "exactly_once":
+        log.warning("the embedded broker shows uncommitted records to everybody: this isn't exactly once")
+    return publisher
 
 
 def sleep(waker: Waker, stopping: Stopping, seconds: float) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from relay.errors import CheckpointUnreadable, DecodeError
+from relay.errors import REPAIR, CheckpointGarbled, CheckpointUnreadable, DecodeError
 from relay.kafka import spans
 from relay.kafka.spans import PROGRESS_TIMEOUT_S
 from relay.wal.lsn import format_lsn, parse_lsn
@@ -104,7 +104,7 @@ def read(
     """The last committed checkpoint, read up to the true end of the partition; None when there is none.
 
     Raises Unavailable when Kafka doesn't answer, and CheckpointUnreadable when a hanging transaction hides
-    the end, or when it isn't a checkpoint.
+    the end, or when it isn't a checkpoint (CheckpointGarbled).
     """
     name = topic(prefix, relay_id)
     place = (name, PARTITION)
@@ -117,10 +117,13 @@ def read(
             try:
                 return decode(found)
             except DecodeError as error:
-                raise CheckpointUnreadable(
-                    error.message,
-                    meaning="The relay doesn't know what Kafka has, so it publishes nothing.",
-                    remedy=error.remedy or f"Look at the last record of {name}, partition {PARTITION}.",
+                meaning = "The relay doesn't know what Kafka has, so it publishes nothing."
+                if error.remedy:
+                    raise CheckpointUnreadable(error.message, meaning=meaning, remedy=error.remedy) from None
+                raise CheckpointGarbled(
+                    f"The last record of {name}, partition {PARTITION}, is no checkpoint: {error.message}",
+                    meaning=meaning,
+                    remedy=f"See who else writes that topic. {REPAIR}",
                 ) from None
         if span.first == whole.first:
             break

@@ -195,6 +195,10 @@ class Contents:
         ).fetchone()
         return None if found is None else Record(*found)
 
+    def newest_epoch(self) -> int:
+        """The highest epoch of any record; 0 without one."""
+        return int(self._database.execute("select coalesce(max(epoch), 0) from record").fetchone()[0])
+
     def batches(self, size: int = _BATCH) -> Iterator[list[Record]]:
         """Every record, in order of its place, in lists of `size`."""
         cursor = self._database.execute(f"select {_COLUMNS} from record order by topic, partition, place")

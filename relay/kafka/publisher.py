@@ -100,9 +100,10 @@ class Publisher(ABC):
         """Before the first record of a group."""
 
     @abstractmethod
-    def commit(self, checkpoint: Checkpoint) -> None:
+    def commit(self, checkpoint: Checkpoint | None) -> None:
         """Make the group and `checkpoint` durable. Blocks; records may be produced again after `open`.
 
+        Without one, the relay's position stays what it was (a repair writes it once, at the end).
         Raises RecordRefused, Fenced or Unavailable.
         """
 
@@ -203,8 +204,9 @@ class Transactional(Publisher):
         except KafkaException as error:
             raise self._classified(error) from error
 
-    def commit(self, checkpoint: Checkpoint) -> None:
-        self._put_checkpoint(checkpoint)
+    def commit(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            self._put_checkpoint(checkpoint)
         failpoints.hit(failpoints.RELAY_BEFORE_KAFKA_COMMIT)
         while True:
             try:
@@ -228,11 +230,12 @@ class Acknowledged(Publisher):
     def open(self) -> None:
         return
 
-    def commit(self, checkpoint: Checkpoint) -> None:
+    def commit(self, checkpoint: Checkpoint | None) -> None:
         self._wait()
         failpoints.hit(failpoints.RELAY_BEFORE_KAFKA_COMMIT)
-        self._put_checkpoint(checkpoint)
-        self._wait()
+        if checkpoint is not None:
+            self._put_checkpoint(checkpoint)
+            self._wait()
         failpoints.hit(failpoints.RELAY_KAFKA_COMMITTED)
 
     def _wait(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import psycopg
 
-from relay.errors import REPAIR_TO_COME, UsageError
+from relay.errors import REPAIR, UsageError
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.contents import Contents, Record
 from relay.outbox.compare import Row, Topics, Verdict, compare, known_ids
@@ -66,7 +66,7 @@ class Summary:
     def remedy(self) -> str:
         """What to do about it; empty when it is clean."""
         if self.findings["missing"]:
-            return f"Rows of the outbox are in no topic. {REPAIR_TO_COME}"
+            return f"Rows of the outbox are in no topic. {REPAIR}"
         if self.findings["unpublished"]:
             return "The relay hasn't come so far yet: see `relay status`, let it catch up, and audit again."
         if self.findings["phantom"]:

@@ -91,7 +91,7 @@ class EventEncoder:
     """Turns rows into records. Call `relation` when one is announced, `begin` at each transaction.
 
     `limit_bytes` gives a topic's `max.message.bytes`; `new_topics` collects topics met for the first time,
-    which must exist before their records are produced.
+    which must exist before their records are produced. `origin` marks what isn't from the stream.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class EventEncoder:
         topic_prefix: str,
         one_topic: str | None,
         limit_bytes: Callable[[str], int],
+        origin: str | None = None,
     ) -> None:
         self._mapping = mapping
         self._schemas = schemas
@@ -130,6 +131,8 @@ class EventEncoder:
             ("ce_specversion", b"1.0"),
             ("relay_epoch", str(epoch).encode()),
         ]
+        if origin is not None:
+            self._always.append(("relay_origin", origin.encode()))
         self._of_transaction: list[Header] = self._always
         self._commit_lsn = 0
         self._committed_at_us = 0

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from relay.errors import REPAIR_TO_COME, OutboxAltered, UsageError
+from relay.errors import REPAIR, OutboxAltered, UsageError
 from relay.outbox.mapping import OutboxMapping
 
 
@@ -78,7 +78,7 @@ def require(found: Published, publication: str, mapping: OutboxMapping) -> None:
     raise OutboxAltered(
         f"Not every row of the outbox reaches the relay: {wrong}.",
         meaning="Rows committed meanwhile may have been skipped by Postgres; none is confirmed from here on.",
-        remedy=f"{mend}, then start it again. Rows committed in between are not in Kafka. {REPAIR_TO_COME}",
+        remedy=f"{mend}, as the outbox's owner. Rows committed in between are not in Kafka. {REPAIR}",
     )
 
 

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from relay.errors import REPAIR_TO_COME, LogLost, Unavailable, UsageError, as_sentence
+from relay.errors import REPAIR, LogLost, Unavailable, UsageError, as_sentence
 from relay.outbox.mapping import OutboxMapping, parse
 from relay.settings import Settings
 from relay.wal import publication as publications
@@ -23,7 +23,7 @@ PLUGIN: Final = "pgoutput"
 # Arbitrary but fixed: two `relay init` at once must not both make the identity.
 ADVISORY_LOCK: Final = 0x6F757462_6F780002
 # A new slot waits for every transaction that was open before it; past this the person is told which.
-CREATE_SLOT_TIMEOUT_S: Final = 60
+CREATE_SLOT_TIMEOUT_S: Final = 60.0
 
 State = Literal["new", "running", "repairing"]
 
@@ -47,6 +47,10 @@ class SourceIdentity:
     verified_timeline: int | None
     verified_server_started_at: datetime | None
     verified_at: datetime | None
+    repair_origin: Literal["repair", "backfill"] | None = None
+    """What the repair that is under way, or was interrupted, was asked for."""
+    source_accepted: bool = False
+    """Whether a person has accepted this source for that repair, though Kafka knew another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Slot:
     two_phase: bool
 
 
-def initialise(settings: Settings) -> SourceIdentity:
+def initialise(settings: Settings, *, slot_timeout_s: float = CREATE_SLOT_TIMEOUT_S) -> SourceIdentity:
     """Make publication, slot and identity where they are missing, and return the identity.
 
     Safe to run again after a crash at any instruction: what exists is checked and kept. The migrations must
@@ -78,7 +82,7 @@ def initialise(settings: Settings) -> SourceIdentity:
     try:
         with psycopg.connect(settings.require_database(), autocommit=True) as connection:
             connection.execute("select pg_advisory_lock(%s)", [ADVISORY_LOCK])
-            return _initialise(connection, settings, mapping)
+            return _initialise(connection, settings, mapping, slot_timeout_s)
     except psycopg.OperationalError as error:
         raise Unavailable(
             f"The database can't be reached or ended the session: {as_sentence(error)}",
@@ -87,7 +91,7 @@ def initialise(settings: Settings) -> SourceIdentity:
 
 
 def _initialise(
-    connection: psycopg.Connection[Any], settings: Settings, mapping: OutboxMapping
+    connection: psycopg.Connection[Any], settings: Settings, mapping: OutboxMapping, slot_timeout_s: float
 ) -> SourceIdentity:
     known = read_identity(connection, settings.slot)
     if known is not None:
@@ -99,29 +103,33 @@ def _initialise(
             raise LogLost(
                 f"The replication slot {settings.slot} is gone, and relay {known.relay_id} had it.",
                 meaning="What was committed since it was dropped may not be in the WAL any more.",
-                remedy=REPAIR_TO_COME,
+                remedy=REPAIR,
             )
         return known
     if slot is None:
-        slot = create_slot(connection, settings.slot)
+        slot = create_slot(connection, settings.slot, timeout_s=slot_timeout_s)
     require_usable(slot, _one(connection, "select current_database()")[0])
     return _insert_identity(connection, settings, mapping, slot)
 
 
-def create_slot(connection: psycopg.Connection[Any], name: str) -> Slot:
+def create_slot(
+    connection: psycopg.Connection[Any], name: str, *, timeout_s: float = CREATE_SLOT_TIMEOUT_S
+) -> Slot:
     """Make the logical slot; its `confirmed_flush` is the consistent point.
 
-    It waits for every transaction that is open now. Raises Unavailable naming their pids after a minute, and
-    UsageError when the server isn't set up for logical replication.
+    It waits for every transaction that is open now. Raises Unavailable naming their pids after `timeout_s`,
+    and UsageError when the server isn't set up for logical replication.
     """
-    connection.execute(sql.SQL("set statement_timeout = {}").format(sql.Literal(f"{CREATE_SLOT_TIMEOUT_S}s")))
+    limit_ms = str(round(timeout_s * 1000))
+    connection.execute(sql.SQL("set statement_timeout = {}").format(sql.Literal(limit_ms)))
     try:
         connection.execute("select pg_create_logical_replication_slot(%s, %s, false, false)", [name, PLUGIN])
     except psycopg.errors.QueryCanceled:
         raise Unavailable(
-            f"The replication slot {name} could not be made in {CREATE_SLOT_TIMEOUT_S} s: it waits for every "
-            f"older transaction, and these processes hold one: {_old_transactions(connection)}.",
-            remedy="Let them end (or end them with pg_terminate_backend) and run `relay init` again.",
+            f"The replication slot {name} could not be made in {timeout_s:g} s: it waits for every older "
+            f"transaction, and these are open: {old_transactions(connection)}.",
+            remedy="Let them end, or end them (`select pg_terminate_backend(PID);`, for a prepared one"
+            " `ROLLBACK PREPARED` or `COMMIT PREPARED`); then run `relay init` again.",
         ) from None
     except psycopg.errors.DuplicateObject:
         pass  # made by somebody else in the meantime: checked by the caller like any other
@@ -187,7 +195,7 @@ def read_identity(connection: psycopg.Connection[Any], slot_name: str) -> Source
             """
             select relay_id, slot_name, publication, outbox_table, epoch, state, system_identifier, timeline,
                    consistent_point::text, baseline_seq, verified_system_identifier, verified_timeline,
-                   verified_server_started_at, verified_at
+                   verified_server_started_at, verified_at, repair_origin, source_accepted
             from relay.source_identity where slot_name = %s
             """,
             [slot_name],
@@ -320,12 +328,21 @@ def _insert_identity(
     return made
 
 
-def _old_transactions(connection: psycopg.Connection[Any]) -> str:
+def old_transactions(connection: psycopg.Connection[Any]) -> str:
+    """Who holds a transaction that has written: what a new slot waits for. Any login sees all of them."""
     row = _one(
         connection,
         """
-        select coalesce(string_agg(pid::text, ', ' order by xact_start), 'none that this login may see')
-        from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()
+        select coalesce(string_agg(who, ', ' order by since), 'none')
+        from (select coalesce('pid ' || l.pid,
+                              'the prepared transaction ' || quote_literal(min(p.gid))) as who,
+                     coalesce(min(a.xact_start), min(p.prepared)) as since
+              from pg_locks l
+              left join pg_stat_activity a on a.pid = l.pid
+              left join pg_prepared_xacts p on p.transaction = l.transactionid
+              where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted
+                and l.pid is distinct from pg_backend_pid()
+              group by l.pid, p.gid) holders
         """,
     )
     return str(row[0])

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from relay.errors import REPAIR_TO_COME, LogLost, OutboxAltered, Unavailable, UsageError, as_sentence
+from relay.errors import REPAIR, LogLost, OutboxAltered, Unavailable, UsageError, as_sentence
 from relay.wal.lsn import parse_lsn
 from relay.wal.pgoutput import POSTGRES_EPOCH_US, quote
 
@@ -29,15 +29,16 @@ ASK_AFTER_S: Final = SENDER_TIMEOUT_S / 2
 
 CONNECT_TIMEOUT_S: Final = 10
 
-# Text output must not depend on the database's or the role's settings.
-_SESSION: Final = {
-    "wal_sender_timeout": f"{SENDER_TIMEOUT_S:.0f}s",
+TEXT_SETTINGS: Final = {
     "datestyle": "ISO",
     "timezone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "client_encoding": "UTF8",
 }
+"""Text output must not depend on the database's or the role's settings."""
+
+_SESSION: Final = {"wal_sender_timeout": f"{SENDER_TIMEOUT_S:.0f}s", **TEXT_SETTINGS}
 
 _status = struct.Struct(">cQQQqB")
 _Field = pq.DiagnosticField
@@ -70,7 +71,7 @@ class ReplicationStream:
     def __init__(self, url: str, application_name: str, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._notices: list[tuple[str, str, str]] = []
-        self._pg = _connect(url, application_name)
+        self._pg = connect(url, application_name)
         self._pg.notice_handler = self._on_notice
         self._get = self._pg.get_copy_data
         self._unflushed = False
@@ -243,7 +244,7 @@ class ReplicationStream:
                     f"Postgres warned on the replication connection: {message} ({state}).",
                     meaning="It skips the outbox's rows as long as that is so; none was confirmed since.",
                     remedy="Make the publication again (`relay init`). Rows committed without it are not in "
-                    f"Kafka. {REPAIR_TO_COME}",
+                    f"Kafka. {REPAIR}",
                 )
             self._warn(f"Postgres said on the replication connection: {severity} {state} {message}")
 
@@ -262,12 +263,13 @@ class ReplicationStream:
             return LogLost(
                 f"The replication slot {slot} can't be read: {message}.",
                 meaning="What was committed since its last confirmed position may be gone from the WAL.",
-                remedy=REPAIR_TO_COME,
+                remedy=REPAIR,
             )
         return Unavailable(f"Postgres refused: {message} ({state or 'no SQLSTATE'}).")
 
 
-def _connect(url: str, application_name: str) -> pq.abc.PGconn:
+def connect(url: str, application_name: str) -> pq.abc.PGconn:
+    """A replication connection. Raises Unavailable, or UsageError when the login may not replicate."""
     given = conninfo_to_dict(url)
     options = " ".join(f"-c {name}={value}" for name, value in _SESSION.items())
     conninfo = make_conninfo(

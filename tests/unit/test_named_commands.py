@@ -58,7 +58,7 @@ def test_every_command_that_is_named_exists() -> None:
     [
         ("outbox mend", "mend"),
         ("review forget ID", "forget"),
-        ("init --accept-rewind", "--accept-rewind"),
+        ("init --accept-everything", "--accept-everything"),
         ("review show {review_id}", None),
         ("COMMAND --help", None),
         ("init", None),
