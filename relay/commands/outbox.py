@@ -9,6 +9,7 @@ from relay.commands.lazy import LazyGroup
 _MODULES: Final[dict[str, str]] = {
     "audit": "relay.commands.outbox_audit",
     "repair": "relay.commands.outbox_repair",
+    "prune": "relay.commands.outbox_prune",
 }
 
 

@@ -142,7 +142,7 @@ class Audit:
         yield from self._of_rows(connection, recorded, topics, contents, caught_up=caught_up)
         yield from self._of_records(contents, topics.dead_letters)
         self._progress("looking for events that the outbox doesn't have")
-        yield from self._phantoms(contents, topics.dead_letters)
+        yield from self._phantoms(contents, topics.dead_letters, recorded.pruned)
 
     def _compared(
         self,
@@ -194,12 +194,19 @@ class Audit:
             detail = f"stands behind {before.event_id} at {before}, which comes after it in the WAL"
             yield Finding("disordered", record.event_id, detail, place=str(record))
 
-    def _phantoms(self, contents: Contents, dead_letters: str) -> Iterator[Finding]:
-        """Events of Kafka that the outbox doesn't have: a fresh look, since some came after the snapshot."""
+    def _phantoms(self, contents: Contents, dead_letters: str, pruned: tuple[int, int]) -> Iterator[Finding]:
+        """Events of Kafka that the outbox doesn't have: a fresh look, since some came after the snapshot.
+
+        Below what was `pruned` nobody can tell whether it was the pruning that took the row.
+        """
         url = self._settings.require_database()
         with psycopg.connect(url, autocommit=True, application_name="outbox-relay audit") as connection:
             for records in contents.batches():
-                ours = [record for record in records if record.topic != dead_letters and record.event_id]
+                ours = [
+                    record
+                    for record in records
+                    if record.topic != dead_letters and record.event_id and record.position[:2] >= pruned
+                ]
                 known = known_ids(connection, self._mapping, [record.event_id for record in ours])
                 yield from (_phantom(record) for record in ours if record.event_id not in known)
 

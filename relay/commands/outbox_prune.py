@@ -1,0 +1,64 @@
+"""`relay outbox prune`: old rows out of the outbox, those that Kafka has."""
+
+import re
+from datetime import timedelta
+from typing import Any, Final
+
+import click
+
+from relay.cli import loaded
+from relay.outbox.mapping import parse
+from relay.refused import in_words
+
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_AGE: Final = re.compile(r"(\d{1,6})([smhd])")
+_LOGIN: Final = "Use a login that is a member of relay_operator, and see what `relay status` says."
+
+
+class Age(click.ParamType[timedelta]):
+    """A length of time: a number and s, m, h or d."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        found = _AGE.fullmatch(str(value))
+        if found is None:
+            self.fail(
+                f"{value!r} is no length of time: write a number and s, m, h or d, as in 30d.", param, ctx
+            )
+        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+@click.command("prune", short_help="Take old rows out of the outbox.")
+@click.option("--older-than", type=Age(), required=True, help="Rows older than this go: 30d, 12h.")
+@click.option(
+    "--batch", type=click.IntRange(1, 100_000), default=10_000, show_default=True, help="Rows a transaction."
+)
+@click.option("--dry-run", is_flag=True, help="Only say how many rows are that old.")
+@click.pass_context
+def command(ctx: click.Context, *, older_than: timedelta, batch: int, dry_run: bool) -> None:
+    """Delete outbox rows older than an age, once the slot has passed them.
+
+    Never a parked event's row, never the one that the checkpoint names, never without a healthy slot. Nothing
+    of an operation is touched. Keep rows at least as long as you may want to repair from them, and let the
+    topics keep records longer than the outbox keeps rows.
+    """
+    import psycopg
+
+    from relay.outbox import prune
+
+    settings = loaded(ctx).settings
+    prune.require_native(parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows))
+    url = settings.require_database()
+    total = 0
+    with in_words(_LOGIN), psycopg.connect(url, autocommit=True, application_name="outbox-relay prune") as it:
+        if dry_run:
+            click.echo(f"{prune.count_old(it, older_than)} rows are older than that")
+            return
+        for gone in prune.prune(it, settings, older_than, batch_rows=batch):
+            total += gone
+            click.echo(f"{total} rows pruned")
+    if not total:
+        click.echo("no row is older than that")
