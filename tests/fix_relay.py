@@ -3,7 +3,7 @@
 Real servers and a real `relay run`, logged in as the replicator's role, never as the superuser.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 from uuid import UUID, uuid4
@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import LatestSpec
 from psycopg.types.json import Jsonb
 
+from apache_kafka import ApacheKafka
 from fix_kafka import Kafka
 from fix_postgres import Database
 from fix_process import Process, RunProcess
@@ -234,12 +235,9 @@ class RelayUnderTest:
 
 def read_topics(bootstrap: str, topics: Sequence[str], isolation: str = "read_committed") -> list[Received]:
     """Every record that a consumer of that isolation level gets, up to the end of each partition."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    known = admin.list_topics(timeout=10).topics
-    partitions = [TopicPartition(t, p, 0) for t in topics if t in known for p in known[t].partitions]
-    if not partitions:
+    ends = ends_of(bootstrap, topics)
+    if not ends:
         return []
-    ends = eventually(lambda: _ends(admin, partitions), "each partition says where it ends")
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -252,7 +250,7 @@ def read_topics(bootstrap: str, topics: Sequence[str], isolation: str = "read_co
     found: list[Received] = []
     left = {place for place, end in ends.items() if end > 0}
     try:
-        consumer.assign(partitions)
+        consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in ends])
 
         def all_read() -> bool:
             for message in consumer.consume(1000, 0.2):
@@ -263,6 +261,16 @@ def read_topics(bootstrap: str, topics: Sequence[str], isolation: str = "read_co
     finally:
         consumer.close()
     return sorted(found, key=lambda record: (record.topic, record.partition, record.offset))
+
+
+def ends_of(bootstrap: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+    """Where each partition of those topics that exist truly ends."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    known = admin.list_topics(timeout=10).topics
+    partitions = [TopicPartition(t, p, 0) for t in topics if t in known for p in known[t].partitions]
+    if not partitions:
+        return {}
+    return eventually(lambda: _ends(admin, partitions), "each partition says where it ends")
 
 
 def _ends(admin: AdminClient, partitions: Sequence[TopicPartition]) -> dict[tuple[str, int], int]:
@@ -322,3 +330,20 @@ def relay(
 def exactly_once(real_kafka: Kafka, relay: RelayUnderTest) -> RelayUnderTest:
     """`relay` on a broker that hides what isn't committed."""
     return relay
+
+
+@pytest.fixture
+def freezable(
+    own_kafka: Callable[[], ApacheKafka], database: Database, topic_prefix: str, run_process: RunProcess
+) -> Iterator[tuple[RelayUnderTest, ApacheKafka]]:
+    """A relay on a broker of its own, which a test may stop with SIGSTOP."""
+    broker = own_kafka()
+    broker.start()
+    relay = RelayUnderTest(
+        database, Kafka(broker.bootstrap, broker.version, real=True), topic_prefix, run_process
+    )
+    relay.initialise()
+    try:
+        yield relay, broker
+    finally:
+        relay.owner.close()

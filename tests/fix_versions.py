@@ -9,6 +9,7 @@ from collections.abc import Generator
 import pytest
 
 _SERVERS = pytest.StashKey[dict[str, str]]()
+_FIGURES = pytest.StashKey[dict[str, str]]()
 
 
 def in_ci() -> bool:
@@ -21,8 +22,14 @@ def talked_to(config: pytest.Config, name: str, version: str) -> None:
     config.stash[_SERVERS][name] = version
 
 
+def measured(config: pytest.Config, what: str, figures: str) -> None:
+    """Remember figures for the summary: a test that passes shows nothing else of what it saw."""
+    config.stash[_FIGURES][what] = figures
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SERVERS] = {}
+    config.stash[_FIGURES] = {}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,3 +52,8 @@ def pytest_terminal_summary(
         terminalreporter.section("servers that the tests talked to")
         for name, version in sorted(servers.items()):
             terminalreporter.write_line(f"{name}: {version}")
+    figures = config.stash[_FIGURES]
+    if figures:
+        terminalreporter.section("what the tests measured")
+        for what, seen in figures.items():
+            terminalreporter.write_line(f"{what}: {seen}")

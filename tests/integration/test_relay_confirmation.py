@@ -2,38 +2,18 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from apache_kafka import ApacheKafka
-from fix_kafka import Kafka
-from fix_postgres import Database
-from fix_process import RunProcess
 from fix_relay import RelayUnderTest
 from fix_waiting import eventually
 
 HELD_MOST_BYTES: Final = 40 * 1024 * 1024
 """Above a queue of 1 MiB: one group in flight, the kernel's and librdkafka's buffers, Python's arenas."""
-
-
-@pytest.fixture
-def freezable(
-    own_kafka: Callable[[], ApacheKafka], database: Database, topic_prefix: str, run_process: RunProcess
-) -> Iterator[tuple[RelayUnderTest, ApacheKafka]]:
-    """A relay on a broker of its own, which a test may stop with SIGSTOP."""
-    broker = own_kafka()
-    broker.start()
-    relay = RelayUnderTest(
-        database, Kafka(broker.bootstrap, broker.version, real=True), topic_prefix, run_process
-    )
-    relay.initialise()
-    try:
-        yield relay, broker
-    finally:
-        relay.owner.close()
 
 
 def test_the_slot_never_passes_an_event_that_kafka_does_not_have(
