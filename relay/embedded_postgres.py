@@ -44,11 +44,12 @@ SETTINGS: Final[Mapping[str, str]] = {
     "lc_messages": "C",
 }
 
-_READY_LINE: Final = (
-    7  # postmaster.pid, line 8: "starting", "stopping", "ready" (miscadmin.h, LOCK_FILE_LINE_PM_STATUS)
-)
+# postmaster.pid, line 8: "starting", "stopping", "ready", "standby" (miscadmin.h, LOCK_FILE_LINE_PM_STATUS)
+_READY_LINE: Final = 7
+_READY: Final = frozenset({"ready", "standby"})  # a hot standby takes connections too
 _LOOK_AGAIN_S: Final = 0.02
 _LOG_TAIL_LINES: Final = 15
+_BUILTIN_LOCALE_SINCE: Final = 17
 
 
 def _install_folder() -> Path:
@@ -105,9 +106,17 @@ class EmbeddedPostgres:
     `folder` is made when it is missing. As root its parents must be open to everybody (o+x), since the server
     then runs as an unprivileged account; the folder itself is given to that account.
     `settings` are added to `SETTINGS` and win. `port` 0 takes a free one and keeps it over restarts.
+    `bindir` holds the programs of another PostgreSQL (15 or later) than the wheel's; everybody must reach it.
     """
 
-    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        port: int = 0,
+        bindir: Path | None = None,
+    ) -> None:
         self.folder = folder.absolute()
         self.data = self.folder / "data"
         self.log = self.folder / "postgres.log"
@@ -115,7 +124,7 @@ class EmbeddedPostgres:
         self.port = port
         self.password = ""
         self.settings = {**SETTINGS, **(settings or {})}
-        self.bindir = _install_folder() / "bin"
+        self.bindir = bindir or _install_folder() / "bin"
         self._chosen_port = port == 0
         self._account = _account()
         self._process: subprocess.Popen[bytes] | None = None
@@ -222,6 +231,20 @@ class EmbeddedPostgres:
             self._process.wait()
             self._process = None
 
+    def call(self, program: str, *arguments: str | Path) -> None:
+        """Run one of its programs, such as ``pg_basebackup``, as the account that the server runs as.
+
+        Raises Unavailable with what it said when it fails.
+        """
+        self._prepare_folder()
+        with self.log.open("ab") as log:
+            self._give(self.log)
+            status = self._spawn([self.bindir / program, *arguments], log.fileno()).wait()
+        if status != 0:
+            raise Unavailable(
+                f"{program} ended with status {status}:\n{self._log_tail()}", remedy=f"Read {self.log}."
+            )
+
     # How it is done
 
     def _prepare_folder(self) -> None:
@@ -235,7 +258,7 @@ class EmbeddedPostgres:
                 f"PostgreSQL runs as {self._account.pw_name} here, who may not enter {obstacle}.",
                 remedy=f"Choose a folder below one that is open to everybody, or run: chmod o+x {obstacle}",
             )
-        if _obstacle(self.bindir, self._account) is not None:
+        if self.bindir == _install_folder() / "bin" and _obstacle(self.bindir, self._account) is not None:
             self._copy_install()
 
     def _copy_install(self) -> None:
@@ -276,30 +299,15 @@ class EmbeddedPostgres:
         password.touch(mode=0o600)
         password.write_text(secrets.token_urlsafe(24), encoding="ascii")
         self._give(password)
-        command: list[str | Path] = [
-            self.bindir / "initdb",
-            "--pgdata",
-            self.data,
-            "--username",
-            SUPERUSER,
-            "--pwfile",
-            password,
-            "--auth=scram-sha-256",
-            "--encoding=UTF8",
-            "--locale-provider=builtin",
-            "--builtin-locale=C.UTF-8",
-            "--locale=C",
-            "--no-sync",
-        ]
-        with self.log.open("ab") as log:
-            self._give(self.log)
-            status = self._spawn(command, log.fileno()).wait()
-        if status != 0:
+        options: list[str | Path] = ["--pgdata", self.data, "--username", SUPERUSER, "--pwfile", password]
+        options += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        if int(self.version.split(".")[0]) >= _BUILTIN_LOCALE_SINCE:
+            options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        try:
+            self.call("initdb", *options)
+        except Unavailable:
             shutil.rmtree(self.data, ignore_errors=True)
-            raise Unavailable(
-                f"initdb ended with status {status}:\n{self._log_tail()}",
-                remedy=f"Read {self.log}.",
-            )
+            raise
 
     def _started(self, deadline: float) -> bool:
         """Start once: True when it takes connections, False when trying again is right; else raises."""
@@ -336,7 +344,7 @@ class EmbeddedPostgres:
         except FileNotFoundError:
             return False
         # A killed server leaves its file behind, hence the pid.
-        return len(lines) > _READY_LINE and lines[0] == str(pid) and lines[_READY_LINE].strip() == "ready"
+        return len(lines) > _READY_LINE and lines[0] == str(pid) and lines[_READY_LINE].strip() in _READY
 
     def _log_tail(self) -> str:
         try:

@@ -4,6 +4,7 @@ A pure decision over what was read elsewhere. It fails closed: what it can't exp
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,8 +56,9 @@ class Server:
     timeline: int
     flush_lsn: int
     """Read after the slot was taken: an earlier one may be below what the relay before us published."""
-    switch_lsn: int | None
-    """Where the recorded timeline ended; None when it is the current one, or unknown to the history."""
+    switches: Mapping[int, int]
+    """Where each timeline of its history ended. The checkpoint's counts: Kafka may not have heard yet of a
+    promotion that Postgres has recorded."""
 
 
 def application_name(slot: str) -> str:
@@ -192,13 +194,14 @@ def _first(recorded: SourceIdentity, server: Server) -> Checkpoint:
 
 
 def _after_promotion(checkpoint: Checkpoint, server: Server) -> Checkpoint:
-    if server.switch_lsn is None:
+    switch_lsn = server.switches.get(checkpoint.timeline)
+    if switch_lsn is None:
         raise _rewound(
             f"it is on timeline {server.timeline}, whose history has no timeline {checkpoint.timeline}"
         )
-    if checkpoint.commit_lsn >= server.switch_lsn:
+    if checkpoint.commit_lsn >= switch_lsn:
         raise PhantomEvents(
-            f"The promotion at {format_lsn(server.switch_lsn)} lost transactions whose events Kafka has: the "
+            f"The promotion at {format_lsn(switch_lsn)} lost transactions whose events Kafka has: the "
             f"last one is {checkpoint.event_id}, committed at {format_lsn(checkpoint.commit_lsn)}.",
             meaning="Consumers have acted on events that no longer exist in Postgres.",
             remedy=_REWIND,
@@ -206,7 +209,7 @@ def _after_promotion(checkpoint: Checkpoint, server: Server) -> Checkpoint:
     return msgspec.structs.replace(
         checkpoint,
         timeline=server.timeline,
-        confirmed_lsn=min(checkpoint.confirmed_lsn, server.switch_lsn),
+        confirmed_lsn=min(checkpoint.confirmed_lsn, switch_lsn),
     )
 
 

@@ -120,7 +120,7 @@ class Session:
             log.warning,
         )
         system = stream.identify()
-        switch_lsn = stream.switch_lsn(recorded.timeline, system.timeline)
+        switches = stream.switches(system.timeline)
         self._take_slot(stream)
         self._stream = stream
         self.watch_stream(reading=False)
@@ -129,7 +129,7 @@ class Session:
         recorded, slot = self._admitted(source)
         if slot.active_pid != stream.backend_pid:
             raise Unavailable("The two connections reached different Postgres servers; one is a standby.")
-        server = identity.Server(system.system_identifier, system.timeline, source.flush_lsn, switch_lsn)
+        server = identity.Server(system.system_identifier, system.timeline, source.flush_lsn, switches)
         publisher = self.aside(partial(self._open_kafka, recorded), "kafka-start")
         self._publisher = publisher
         found = self.aside(partial(self._read_checkpoint, recorded), "checkpoint-reader")

@@ -14,6 +14,7 @@ pytest_plugins = (
     "fix_consumer",
     "fix_dispatch",
     "fix_relay",
+    "fix_standby",
     "fix_system",
 )
 

@@ -136,10 +136,10 @@ class Repair:
                 self._collect(connection, contents, source)
                 epoch = self._settle_epoch(connection, source, contents)
                 done = Done(dry_run=False, origin=plan.origin, epoch=epoch)
-                failover = self._source.drop_slot(connection)
+                self._source.drop_slot(connection)
                 failpoints.hit(failpoints.REPAIR_SLOT_DROPPED)
                 timeout_s = self._asked.slot_timeout_s
-                with self._source.snapshot(connection, failover=failover, timeout_s=timeout_s) as made:
+                with self._source.snapshot(connection, timeout_s=timeout_s) as made:
                     snapshot, exported = made
                     failpoints.hit(failpoints.REPAIR_SLOT_MADE)
                     self._list_phantoms(snapshot, contents, source, done)
@@ -189,11 +189,10 @@ class Repair:
         checkpoint = self._read_checkpoint(recorded)
         with closing(self._source.replication()) as stream:
             system = stream.identify()
-            timeline = checkpoint.timeline if checkpoint else system.timeline
-            switch_lsn = stream.switch_lsn(timeline, system.timeline)
+            switches = stream.switches(system.timeline)
         event_id = checkpoint.event_id if checkpoint else None
         server = identity.Server(
-            system.system_identifier, system.timeline, slots.read_flush_lsn(connection), switch_lsn
+            system.system_identifier, system.timeline, slots.read_flush_lsn(connection), switches
         )
         plan = repair_rules.plan(
             recorded,

@@ -66,7 +66,7 @@ def plan(
     kept_event: bool,
     asked: Asked,
 ) -> Plan:
-    """What the repair is. `server.switch_lsn` is where the checkpoint's timeline ended.
+    """What the repair is.
 
     Raises OtherCluster, PhantomEvents or Rewound for a source that nobody has accepted, and UsageError when
     there is nothing of the kind to accept.

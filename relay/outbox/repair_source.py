@@ -82,13 +82,11 @@ class RepairSource:
             connection.read_only = True
         return connection
 
-    def drop_slot(self, connection: Connection) -> bool:
-        """Drop the old slot when nobody has it any more. Returns whether it was a failover slot."""
+    def drop_slot(self, connection: Connection) -> None:
+        """Drop the old slot when nobody has it any more."""
         deadline = time.monotonic() + RELEASE_WAIT_S
-        failover = False
         while (slot := slots.read_slot(connection, self._settings.slot)) is not None:
             if slot.active_pid is None:
-                failover = _is_failover(connection, slot.name)
                 try:
                     connection.execute("select pg_drop_replication_slot(%s)", [slot.name])
                 except psycopg.errors.ObjectInUse:
@@ -111,19 +109,16 @@ class RepairSource:
                     " `relay outbox repair` again.",
                 )
             time.sleep(_LOOK_EVERY_S)
-        return failover
 
     @contextmanager
-    def snapshot(
-        self, connection: Connection, *, failover: bool, timeout_s: float
-    ) -> Iterator[tuple[Connection, Exported]]:
+    def snapshot(self, connection: Connection, *, timeout_s: float) -> Iterator[tuple[Connection, Exported]]:
         """The new slot, and a transaction that sees exactly what the slot doesn't stream."""
         url = self._settings.require_database()
         export = SnapshotExport(url, self._application_name("repair"))
         try:
             exported = export.create(
                 self._settings.slot,
-                failover=failover,
+                failover=slots.can_fail_over(connection),
                 timeout_s=timeout_s,
                 waiting=partial(self._waiting, connection),
             )
@@ -169,13 +164,3 @@ def in_words() -> Iterator[None]:
         ) from error
     except psycopg.errors.ObjectNotInPrerequisiteState as error:
         raise LogLost(f"Postgres refused: {as_sentence(error.diag.message_primary or error)}") from error
-
-
-def _is_failover(connection: Connection, slot: str) -> bool:
-    """Whether standbys keep a copy of the slot (Postgres 17 and later)."""
-    row = connection.execute(
-        "select coalesce((to_jsonb(s) ->> 'failover')::boolean, false) from pg_replication_slots s"
-        " where slot_name = %s",
-        [slot],
-    ).fetchone()
-    return bool(row and row[0])

@@ -22,6 +22,9 @@ from relay.wal.lsn import parse_lsn
 PLUGIN: Final = "pgoutput"
 # Arbitrary but fixed: two `relay init` at once must not both make the identity.
 ADVISORY_LOCK: Final = 0x6F757462_6F780002
+FAILOVER_SINCE: Final = 17_00_00
+"""The first `server_version` whose standbys can keep a copy of a logical slot (Postgres 17, 47.2.3)."""
+
 # A new slot waits for every transaction that was open before it; past this the person is told which.
 CREATE_SLOT_TIMEOUT_S: Final = 60.0
 
@@ -114,18 +117,29 @@ def _initialise(
     return _insert_identity(connection, settings, mapping, slot)
 
 
+def can_fail_over(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a slot made here can have the option FAILOVER, as each of ours does.
+
+    Without a standby it costs nothing. With `synchronized_standby_slots` the stream waits for those standbys.
+    """
+    return connection.info.server_version >= FAILOVER_SINCE
+
+
 def create_slot(
     connection: psycopg.Connection[Any], name: str, *, timeout_s: float = CREATE_SLOT_TIMEOUT_S
 ) -> Slot:
     """Make the logical slot; its `confirmed_flush` is the consistent point.
 
-    It waits for every transaction that is open now. Raises Unavailable naming their pids after `timeout_s`,
-    and UsageError when the server isn't set up for logical replication.
+    From Postgres 17 on it is a failover slot: a standby that synchronizes slots keeps a copy. It waits for
+    every transaction that is open now. Raises Unavailable naming their pids after `timeout_s`, and UsageError
+    when the server isn't set up for logical replication.
     """
     limit_ms = str(round(timeout_s * 1000))
     connection.execute(sql.SQL("set statement_timeout = {}").format(sql.Literal(limit_ms)))
+    failover = sql.SQL(", true" if can_fail_over(connection) else "")
+    create = sql.SQL("select pg_create_logical_replication_slot(%s, %s, false, false{})").format(failover)
     try:
-        connection.execute("select pg_create_logical_replication_slot(%s, %s, false, false)", [name, PLUGIN])
+        connection.execute(create, [name, PLUGIN])
     except psycopg.errors.QueryCanceled:
         raise Unavailable(
             f"The replication slot {name} could not be made in {timeout_s:g} s: it waits for every older "

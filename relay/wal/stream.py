@@ -101,16 +101,23 @@ class ReplicationStream:
         row = self._command(b"IDENTIFY_SYSTEM")
         return System(row[0], int(row[1]), parse_lsn(row[2]))
 
-    def switch_lsn(self, timeline: int, current: int) -> int | None:
-        """Where `timeline` ended, according to the history of `current`; None where that doesn't know it."""
-        if timeline >= current:
-            return None
-        _, content = self._command(b"TIMELINE_HISTORY %d" % current)
+    def switches(self, timeline: int) -> dict[int, int]:
+        """Where each timeline before `timeline` ended, as its history says; nothing without that file.
+
+        Raises Unavailable.
+        """
+        if timeline == 1:
+            return {}
+        try:
+            _, content = self._command(b"TIMELINE_HISTORY %d" % timeline)
+        except LogLost:
+            return {}  # a backup without its history: whether that matters depends on the checkpoint
+        found = {}
         for line in content.splitlines():
             fields = line.split()
-            if len(fields) >= 2 and fields[0] == str(timeline):
-                return parse_lsn(fields[1])
-        return None
+            if len(fields) >= 2 and fields[0].isdigit():
+                found[int(fields[0])] = parse_lsn(fields[1])
+        return found
 
     def start(self, slot: str, publication: str) -> None:
         """START_REPLICATION at 0/0: from the slot's own `confirmed_flush`.

@@ -114,6 +114,10 @@ def test_init_may_run_again_at_any_time(relay: RelayUnderTest) -> None:
     assert (again.relay_id, again.consistent_point) == (made.relay_id, made.consistent_point)
 
 
+def test_a_new_slot_is_one_that_a_standby_may_keep_a_copy_of(relay: RelayUnderTest) -> None:
+    assert relay.one("select failover from pg_replication_slots where slot_name = %s", relay.slot)
+
+
 def test_init_after_a_crash_between_slot_and_identity_takes_the_slot(relay: RelayUnderTest) -> None:
     made = relay.initialise()
     relay.owner.execute("delete from relay.source_identity")

@@ -73,7 +73,7 @@ SOURCE = Source(
     synchronous_standby_names="",
     flush_lsn=1000,
 )
-SERVER = Server("cluster-1", 1, 1000, None)
+SERVER = Server("cluster-1", 1, 1000, {})
 CHECKPOINT = Checkpoint(
     epoch=1,
     system_identifier="cluster-1",
@@ -150,17 +150,29 @@ def test_an_outbox_without_the_checkpoints_event_was_rewound() -> None:
 
 def test_a_promotion_that_lost_what_kafka_has_left_phantoms() -> None:
     with pytest.raises(PhantomEvents):
-        decide(RECORDED, SLOT, replace(SERVER, timeline=2, switch_lsn=300), CHECKPOINT)
+        decide(RECORDED, SLOT, replace(SERVER, timeline=2, switches={1: 300}), CHECKPOINT)
 
 
 def test_a_clean_promotion_goes_on_below_the_switch() -> None:
-    found = decide(RECORDED, SLOT, replace(SERVER, timeline=2, switch_lsn=305), CHECKPOINT)
+    found = decide(RECORDED, SLOT, replace(SERVER, timeline=2, switches={1: 305}), CHECKPOINT)
     assert (found.timeline, found.confirmed_lsn, found.commit_lsn) == (2, 305, 300)
+
+
+def test_a_promotion_that_postgres_has_recorded_and_kafka_has_not_is_still_a_clean_one() -> None:
+    found = decide(
+        replace(RECORDED, timeline=2), SLOT, replace(SERVER, timeline=2, switches={1: 305}), CHECKPOINT
+    )
+    assert (found.timeline, found.confirmed_lsn) == (2, 305)
+
+
+def test_after_two_promotions_the_end_of_the_checkpoints_timeline_counts() -> None:
+    twice = replace(SERVER, timeline=3, switches={1: 305, 2: 900})
+    assert decide(RECORDED, SLOT, twice, CHECKPOINT).confirmed_lsn == 305
 
 
 def test_a_timeline_without_ours_in_its_history_is_another_life() -> None:
     with pytest.raises(Rewound, match="history"):
-        decide(RECORDED, SLOT, replace(SERVER, timeline=2, switch_lsn=None), CHECKPOINT)
+        decide(RECORDED, SLOT, replace(SERVER, timeline=2, switches={}), CHECKPOINT)
 
 
 def test_a_setting_that_names_another_outbox_is_wrong_use_and_no_altered_outbox() -> None:
