@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 
 from apache_kafka import ApacheKafka, KafkaMissing
 from fix_versions import in_ci, talked_to
@@ -89,3 +92,12 @@ def own_kafka(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Callable[
 def topic_prefix() -> str:
     """Unique to the test, so that tests share one broker and never each other's topics and groups."""
     return f"t{_run}-{next(_numbers)}"
+
+
+def set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:
+    """Change one property of a topic, behind the back of whoever writes it."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)

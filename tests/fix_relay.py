@@ -245,6 +245,7 @@ def read_topics(bootstrap: str, topics: Sequence[str], isolation: str = "read_co
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": isolation,
+            "auto.offset.reset": "earliest",  # retention may have taken the first records
         }
     )
     found: list[Received] = []

@@ -20,6 +20,14 @@ PROGRESS_TIMEOUT_S: Final = 60.0
 """As long as `transaction.timeout.ms`: whatever is open longer than that is hanging."""
 
 _PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 librdkafka's own codes have a leading _
+_NO_LEADER_YET: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+    }
+)
 _POLL_S: Final = 0.2
 _POLL_MOST: Final = 1_000
 
@@ -55,28 +63,43 @@ class Stalled(Exception):
 def find(properties: Mapping[str, str], topics: Iterable[str]) -> dict[Place, Span]:
     """Where each partition of the topics begins and truly ends; a topic that doesn't exist has none.
 
-    Raises Unavailable when Kafka doesn't answer.
+    Raises Unavailable when Kafka doesn't answer. A topic just made, or one whose leader changes, has
+    no leader for a moment: that is waited for.
     """
     admin = make(AdminClient, properties)
     wanted = sorted(set(topics))
-    try:
-        # All of them: to ask for one by its name would make it, with the broker's defaults.
-        known = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-        places = [
-            (name, partition)
-            for name in wanted
-            if name in known and known[name].error is None
-            for partition in sorted(known[name].partitions)
-        ]
-        if not places:
-            return {}
-        first, end = (_offsets(admin, places, spec) for spec in _specs())
-    except (KafkaException, TimeoutError) as error:
-        raise Unavailable(
-            f"Kafka doesn't say where {', '.join(wanted)} end{'s' * (len(wanted) == 1)}: {words(error)}",
-            remedy="Check RELAY_KAFKA_BOOTSTRAP and the brokers.",
-        ) from error
+    until = time.monotonic() + REQUEST_TIMEOUT_S
+    while True:
+        try:
+            return _find(admin, wanted)
+        except (KafkaException, TimeoutError) as error:
+            if time.monotonic() < until and _has_no_leader(error):
+                time.sleep(_POLL_S)
+                continue
+            raise Unavailable(
+                f"Kafka doesn't say where {', '.join(wanted)} end{'s' * (len(wanted) == 1)}: {words(error)}",
+                remedy="Check RELAY_KAFKA_BOOTSTRAP and the brokers.",
+            ) from error
+
+
+def _find(admin: AdminClient, wanted: list[str]) -> dict[Place, Span]:
+    # All of them: to ask for one by its name would make it, with the broker's defaults.
+    known = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+    places = [
+        (name, partition)
+        for name in wanted
+        if name in known and known[name].error is None
+        for partition in sorted(known[name].partitions)
+    ]
+    if not places:
+        return {}
+    first, end = (_offsets(admin, places, spec) for spec in _specs())
     return {place: Span(first[place], end[place]) for place in places}
+
+
+def _has_no_leader(error: Exception) -> bool:
+    reason = error.args[0] if isinstance(error, KafkaException) else None
+    return isinstance(reason, KafkaError) and reason.code() in _NO_LEADER_YET
 
 
 def read(

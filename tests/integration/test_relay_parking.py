@@ -1,10 +1,8 @@
 """A bad event never blocks and never vanishes: its row in Postgres, its dead letter, and the rest goes on."""
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.admin._resource import ResourceType
 
+from fix_kafka import set_topic
 from fix_relay import EVENT_TYPE, RelayUnderTest
 
 SMALL_LIMIT_BYTES = 20_000
@@ -17,15 +15,7 @@ _PARKED = """
 
 def limit(relay: RelayUnderTest, size: int) -> None:
     """Set `max.message.bytes` of the topic that events go to."""
-    entry = ConfigEntry(
-        "max.message.bytes",
-        str(size),
-        incremental_operation=AlterConfigOpType.SET,
-    )
-    resource = ConfigResource(ResourceType.TOPIC, f"{relay.prefix}.{EVENT_TYPE}", incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": relay.kafka.bootstrap})
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+    set_topic(relay.kafka.bootstrap, f"{relay.prefix}.{EVENT_TYPE}", "max.message.bytes", str(size))
 
 
 @pytest.mark.parametrize(
