@@ -29,7 +29,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # A crash of the machine is not among the crashes that the tests make: what a killed process has written stays
 # in the page cache, so SIGKILL and immediate stops are as real as ever.
-SETTINGS = {"fsync": "off", "shared_buffers": "64MB", "log_min_messages": "warning"}
+SETTINGS = {
+    "fsync": "off",
+    "shared_buffers": "64MB",
+    "log_min_messages": "warning",
+    "max_prepared_transactions": "4",
+}
 
 _numbers = itertools.count(1)
 

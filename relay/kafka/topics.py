@@ -2,6 +2,7 @@
 repartitioned while the relay runs would lose records or break their order, so the relay stops.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -19,6 +20,7 @@ from relay.kafka.client import make, words
 
 REQUEST_TIMEOUT_S: Final = 10.0
 WATCH_EVERY_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.1
 
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
 """Kafka's default `max.message.bytes`."""
@@ -156,25 +158,35 @@ class Topics:
                 ) from error
 
     def _describe_configs(self, names: list[str], checkpoint: str | None) -> None:
-        asked = self._admin.describe_configs(
-            [ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=REQUEST_TIMEOUT_S
-        )
-        for resource, future in asked.items():
-            try:
-                config = _result(future)
-            except KafkaException as error:
-                raise Unavailable(
-                    f"Kafka can't describe the topic {resource.name}: {words(error)}"
-                ) from error
-            self._limits[resource.name] = int(config["max.message.bytes"].value)
-            policy = config["cleanup.policy"].value
-            if resource.name == checkpoint and policy != "compact":
-                raise TopicsChanged(
-                    f"The checkpoint's topic {checkpoint} has cleanup.policy={policy}.",
-                    meaning="Kafka would forget where the relay is, and it could not go on safely.",
-                    remedy=f"`kafka-configs.sh --alter --topic {checkpoint} "
-                    "--add-config cleanup.policy=compact`",
-                )
+        until = time.monotonic() + REQUEST_TIMEOUT_S
+        left = names
+        while left:
+            asked = self._admin.describe_configs(
+                [ConfigResource(ResourceType.TOPIC, name) for name in left], request_timeout=REQUEST_TIMEOUT_S
+            )
+            left = []
+            for resource, future in asked.items():
+                try:
+                    self._take_config(resource.name, _result(future), checkpoint)
+                except KafkaException as error:
+                    unknown = error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+                    if not unknown or time.monotonic() > until:
+                        raise Unavailable(
+                            f"Kafka can't describe the topic {resource.name}: {words(error)}"
+                        ) from error
+                    left.append(resource.name)
+            if left:  # just made: not every broker knows them yet
+                time.sleep(_LOOK_AGAIN_S)
+
+    def _take_config(self, name: str, config: Any, checkpoint: str | None) -> None:
+        self._limits[name] = int(config["max.message.bytes"].value)
+        policy = config["cleanup.policy"].value
+        if name == checkpoint and policy != "compact":
+            raise TopicsChanged(
+                f"The checkpoint's topic {checkpoint} has cleanup.policy={policy}.",
+                meaning="Kafka would forget where the relay is, and it could not go on safely.",
+                remedy=f"`kafka-configs.sh --alter --topic {checkpoint} --add-config cleanup.policy=compact`",
+            )
 
 
 def _is_passing(reason: KafkaError) -> bool:
