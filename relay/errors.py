@@ -101,7 +101,13 @@ class OtherCluster(Stop):
 
 
 class PhantomEvents(Stop):
+    """Kafka has events of transactions at or above `switch_lsn`, which no server has any more."""
+
     exit_status = 12
+
+    def __init__(self, message: str, *, switch_lsn: int, meaning: str = "", remedy: str = "") -> None:
+        super().__init__(message, meaning=meaning, remedy=remedy)
+        self.switch_lsn = switch_lsn
 
 
 class Rewound(Stop):

@@ -203,6 +203,7 @@ def _after_promotion(checkpoint: Checkpoint, server: Server) -> Checkpoint:
         raise PhantomEvents(
             f"The promotion at {format_lsn(switch_lsn)} lost transactions whose events Kafka has: the "
             f"last one is {checkpoint.event_id}, committed at {format_lsn(checkpoint.commit_lsn)}.",
+            switch_lsn=switch_lsn,
             meaning="Consumers have acted on events that no longer exist in Postgres.",
             remedy=_REWIND,
         )

@@ -17,14 +17,15 @@ from typing import Final, TypeVar
 import structlog
 
 from relay import failpoints, identity, metrics
-from relay.errors import Unavailable
+from relay.errors import PhantomEvents, Unavailable
 from relay.intake import Position
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.publisher import Acknowledged, Publisher, RecordRefused, Transactional
 from relay.kafka.topics import Topics
-from relay.outbox.event import Schemas, dead_letter_topic, topics_from_start
+from relay.outbox.event import Schemas, dead_letter_topic, source_of, topics_from_start
 from relay.outbox.mapping import OutboxMapping
+from relay.outbox.phantoms import Places, named
 from relay.settings import Settings
 from relay.waking import Stopping, Waker
 from relay.wal import publication as publications
@@ -133,7 +134,10 @@ class Session:
         publisher = self.aside(partial(self._open_kafka, recorded), "kafka-start")
         self._publisher = publisher
         found = self.aside(partial(self._read_checkpoint, recorded), "checkpoint-reader")
-        checkpoint = identity.decide(recorded, slot, server, found)
+        try:
+            checkpoint = identity.decide(recorded, slot, server, found)
+        except PhantomEvents as stop:
+            raise self.aside(partial(self._named, stop, recorded), "phantoms") from None
         self._require_event(checkpoint)
         if found is None:
             self.aside(partial(_write_first, publisher, checkpoint), "first-checkpoint")
@@ -249,6 +253,20 @@ class Session:
 
     def _read_checkpoint(self, recorded: SourceIdentity) -> Checkpoint | None:
         return checkpoints.read(self.settings.require_kafka(), self.settings.topic_prefix, recorded.relay_id)
+
+    def _named(self, stop: PhantomEvents, recorded: SourceIdentity) -> PhantomEvents:
+        """With every event that is lost, in the log, and the first ones in the message."""
+        settings = self.settings
+        places = Places(
+            settings.require_kafka(),
+            self.mapping,
+            self.schemas,
+            settings.topic_prefix,
+            settings.topic,
+            source_of(recorded.relay_id),
+            recorded.epoch,
+        )
+        return named(stop, places, lambda event: log.error("phantom", **event._asdict()))
 
     def _require_event(self, checkpoint: Checkpoint) -> None:
         """Where rows are kept, the last event that Kafka has must still be there."""

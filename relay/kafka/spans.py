@@ -60,6 +60,17 @@ class Stalled(Exception):
         )
 
 
+def names(properties: Mapping[str, str]) -> list[str]:
+    """Every topic that this login may see. Raises Unavailable when Kafka doesn't answer."""
+    try:
+        return sorted(make(AdminClient, properties).list_topics(timeout=REQUEST_TIMEOUT_S).topics)
+    except KafkaException as error:
+        raise Unavailable(
+            f"Kafka doesn't say which topics it has: {words(error)}",
+            remedy="Check RELAY_KAFKA_BOOTSTRAP and the brokers.",
+        ) from error
+
+
 def find(properties: Mapping[str, str], topics: Iterable[str]) -> dict[Place, Span]:
     """Where each partition of the topics begins and truly ends; a topic that doesn't exist has none.
 

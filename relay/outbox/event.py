@@ -36,7 +36,7 @@ _ROOM_FOR_HEADERS_BYTES: Final = 4096  # only values nearer to the limit than th
 _TRACEPARENT_BYTES: Final = 256
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _UTC_TIME: Final = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\+00")
-_DEBEZIUM_TOPIC: Final = "outbox.event."
+DEBEZIUM_TOPIC: Final = "outbox.event."
 
 Encode = Callable[[bytes], bytes]
 
@@ -306,7 +306,7 @@ def topic_of(
     if one_topic is not None:
         return one_topic
     if mapping.columns.route is not None:
-        return _DEBEZIUM_TOPIC + route
+        return DEBEZIUM_TOPIC + route
     return f"{prefix}.{event_type}"
 
 

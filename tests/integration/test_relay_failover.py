@@ -1,5 +1,6 @@
 """A standby takes over: the relay follows it by itself, and stops where the promotion lost what Kafka has."""
 
+import json
 import threading
 from types import TracebackType
 from typing import Any
@@ -9,8 +10,10 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from fix_kafka import Kafka
+from fix_process import RunProcess
 from fix_relay import EVENT_TYPE
-from fix_standby import RelayOnPair
+from fix_standby import Pair, RelayOnPair
 from fix_waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -137,3 +140,78 @@ def test_a_clean_promotion_lowers_what_was_confirmed_to_the_switch(relay_on_pair
     assert checkpoint is not None
     assert checkpoint.timeline == 2
     relay.assert_clean()
+
+
+def test_a_promotion_that_lost_what_kafka_has_stops_and_names_every_phantom(
+    relay_on_pair: RelayOnPair,
+) -> None:
+    relay, pair = relay_on_pair, relay_on_pair.pair
+    pair.set(pair.primary, "synchronized_standby_slots", "")
+    process = relay.start_synced()
+    kept = relay.ids()
+    pair.wait_caught_up()
+    pair.proxy.cut()
+    operation = uuid4()
+    lost = relay.emit(3, operation_id=operation) + [relay.emit(1)[0] for _ in range(12)]
+    relay.wait_published(process)
+    pair.primary.stop("immediate")
+    pair.promote()
+    relay.move()
+    before = relay.confirmed()
+    events = relay.emit(2)
+
+    assert process.wait() == 12, process.output()
+    said = process.output().partition("relay: The promotion at")[2]
+    assert f"Events that only Kafka has: {len(lost)}." in said
+    assert f"… and {len(lost) - 10} more" in said
+    logged = [json.loads(line) for line in process.output().splitlines() if '"event": "phantom"' in line]
+    assert sorted(line["event_id"] for line in logged) == sorted(lost)
+    of_operation = [line for line in logged if line["key"] == str(operation)]
+    assert {line["event_type"] for line in of_operation} == {EVENT_TYPE}
+    places = {f"{record.topic}/{record.partition}@{record.offset}" for record in relay.read()}
+    assert {f"{line['topic']}/{line['partition']}@{line['offset']}" for line in logged} <= places
+    assert "`relay init --accept-rewind`" in said
+
+    # The command that it names lists them all; nothing was published or confirmed meanwhile.
+    _, findings = relay.audit(wait_s=0)
+    assert sorted(f.event_id for f in findings if f.kind == "phantom") == sorted(lost)
+    assert relay.confirmed() == before
+    assert sorted(record.event_id for record in relay.read()) == sorted(kept + lost)
+
+    accepted = relay.command("init", "--accept-rewind")
+    assert accepted.wait() == 0, accepted.output()
+    process = relay.start()
+    relay.wait_published(process)
+    published = [record.event_id for record in relay.read()]
+    assert sorted(published) == sorted(kept + lost + events)
+
+
+def test_a_standby_without_a_copy_of_the_slot_stops_and_repair_brings_the_rest(
+    pair: Pair, real_kafka: Kafka, topic_prefix: str, run_process: RunProcess
+) -> None:
+    """As with a slot from before Postgres 17, which no standby keeps a copy of."""
+    relay = RelayOnPair(pair, real_kafka, topic_prefix, run_process)
+    try:
+        relay.owner.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [relay.slot])
+        relay.initialise()
+        process = relay.start()
+        relay.emit(3)
+        relay.wait_published(process)
+        pair.wait_caught_up()
+        pair.primary.stop("immediate")
+        pair.promote()
+        relay.move()
+        relay.emit(3)
+        assert process.wait() == 14, process.output()
+        assert "`relay outbox repair`" in process.output()
+
+        repaired = relay.command("outbox", "repair")
+        assert repaired.wait() == 0, repaired.output()
+        assert relay.one("select failover from pg_replication_slots"), "the next promotion finds it"
+        process = relay.start()
+        relay.emit(1)
+        relay.wait_published(process)
+        assert sorted(record.event_id for record in relay.read()) == relay.ids()
+        relay.assert_clean()
+    finally:
+        relay.owner.close()
