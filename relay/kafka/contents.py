@@ -99,7 +99,7 @@ class Contents:
         properties: Mapping[str, str],
         topics: Iterable[str],
         *,
-        timeout_s: float = spans.PROGRESS_TIMEOUT_S,
+        timeout_s: float = spans.PATIENT_TIMEOUT_S,
     ) -> int:
         """Read every committed record of `topics` to the true end; called again, what has come since.
 

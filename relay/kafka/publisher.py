@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from relay import failpoints
@@ -27,12 +28,15 @@ PAUSE_AFTER_COMMIT_S: Final = 0.002
 
 _COMMIT_WAIT_S: Final = 30.0
 _RETRY_PAUSE_S: Final = 0.1
+_ABORT_WAIT_S: Final = 2.0
 _QUEUE_FULL_WAIT_S: Final = 0.05
 _INIT_TIMEOUT_S: Final = 30.0
 
 # Above any topic's limit: sizes are checked against the topics, and the broker has the last word.
 _MESSAGE_MAX_BYTES: Final = 100 * 1024 * 1024
 _BATCH_BYTES: Final = 1_000_000  # librdkafka's default, just under Kafka's default max.message.bytes
+
+log = structlog.get_logger("relay")
 
 # What a broker says of one record, not of itself (Kafka protocol, error codes).
 _REFUSALS: Final = frozenset(
@@ -191,6 +195,7 @@ class Transactional(Publisher):
             "transaction.timeout.ms": str(TRANSACTION_TIMEOUT_MS),
         }
         super().__init__({**properties, **own}, prefix=prefix, relay_id=relay_id, batch_bytes=batch_bytes)
+        self._is_open = False
 
     def start(self) -> None:
         try:
@@ -203,6 +208,19 @@ class Transactional(Publisher):
             self._producer.begin_transaction()
         except KafkaException as error:
             raise self._classified(error) from error
+        self._is_open = True
+
+    def discard(self) -> None:
+        """Also end an open transaction: read_committed readers would wait for its timeout, a minute."""
+        super().discard()
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            self._producer.abort_transaction(_ABORT_WAIT_S)
+        except KafkaException as error:
+            # Fenced, away, or a commit under way: then the next relay's start ends it, or Kafka does.
+            log.info("an open transaction was left to Kafka", reason=words(error))
 
     def commit(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
@@ -217,6 +235,7 @@ class Transactional(Publisher):
                     time.sleep(_RETRY_PAUSE_S)
                     continue
                 raise self._classified(error) from error
+            self._is_open = False
             failpoints.hit(failpoints.RELAY_KAFKA_COMMITTED)
             return
 

@@ -19,6 +19,10 @@ REQUEST_TIMEOUT_S: Final = 10.0
 PROGRESS_TIMEOUT_S: Final = 60.0
 """As long as `transaction.timeout.ms`: whatever is open longer than that is hanging."""
 
+PATIENT_TIMEOUT_S: Final = PROGRESS_TIMEOUT_S + 30.0
+"""For who reads without having shut out the relay first: a killed one leaves its transaction open, and Kafka
+ends it in one of its rounds after the timeout."""
+
 _PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 librdkafka's own codes have a leading _
 _NO_LEADER_YET: Final = frozenset(
     {

@@ -14,6 +14,7 @@ import psycopg
 
 from relay.errors import REPAIR, UsageError
 from relay.kafka import checkpoint as checkpoints
+from relay.kafka import spans
 from relay.kafka.contents import Contents, Record
 from relay.outbox.compare import Row, Topics, Verdict, compare, known_ids
 from relay.outbox.event import source_of
@@ -223,7 +224,12 @@ class Audit:
 
     def _checkpoint(self, recorded: SourceIdentity) -> checkpoints.Checkpoint | None:
         settings = self._settings
-        return checkpoints.read(settings.require_kafka(), settings.topic_prefix, recorded.relay_id)
+        return checkpoints.read(
+            settings.require_kafka(),
+            settings.topic_prefix,
+            recorded.relay_id,
+            timeout_s=spans.PATIENT_TIMEOUT_S,
+        )
 
 
 def require_rows(settings: Settings, mapping: OutboxMapping, what: str) -> None:

@@ -13,6 +13,7 @@ import psycopg
 
 from relay.errors import Unavailable, UsageError
 from relay.kafka import checkpoint as checkpoints
+from relay.kafka import spans
 from relay.outbox.mapping import OutboxMapping
 from relay.settings import Settings
 from relay.wal import slot as slots
@@ -109,7 +110,12 @@ def _wait_confirmed(connection: psycopg.Connection[Any], name: str, lsn: int, wa
 
 def _last_event(settings: Settings, recorded: SourceIdentity) -> UUID | None:
     """The checkpoint's event: where rows are kept, the relay looks for it at each start."""
-    found = checkpoints.read(settings.require_kafka(), settings.topic_prefix, recorded.relay_id)
+    found = checkpoints.read(
+        settings.require_kafka(),
+        settings.topic_prefix,
+        recorded.relay_id,
+        timeout_s=spans.PATIENT_TIMEOUT_S,
+    )
     return None if found is None or found.event_id is None else UUID(found.event_id)
 
 

@@ -18,6 +18,7 @@ from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.contents import Contents
 from relay.kafka.publisher import Publisher, RecordRefused
+from relay.kafka.spans import PATIENT_TIMEOUT_S
 from relay.kafka.topics import Topics
 from relay.outbox import compare, phantoms, repair_rules, rows
 from relay.outbox.audit import require_rows
@@ -210,7 +211,10 @@ class Repair:
     def _read_checkpoint(self, recorded: SourceIdentity) -> Checkpoint | None:
         """None also for a checkpoint that nobody can read: the repair writes a new one over it."""
         try:
-            return checkpoints.read(self._kafka, self._settings.topic_prefix, recorded.relay_id)
+            # The relay that was may have left a transaction open, and isn't shut out yet.
+            return checkpoints.read(
+                self._kafka, self._settings.topic_prefix, recorded.relay_id, timeout_s=PATIENT_TIMEOUT_S
+            )
         except CheckpointGarbled as garbled:
             self._say(f"the checkpoint is replaced: {garbled.message}")
             return None

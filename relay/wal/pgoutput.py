@@ -184,9 +184,11 @@ class Decoder:
             table = f"{quote(self._schema)}.{quote(self._table)}"
             raise OutboxAltered(
                 f"The outbox {table} arrives without the mapped column {', '.join(missing)}.",
-                meaning="Nothing was skipped or confirmed since; the rows wait in the WAL.",
-                remedy=f"Rename it back (`ALTER TABLE {table} RENAME COLUMN … TO {quote(missing[0])};`), "
-                "drop a column list from the publication, or change RELAY_OUTBOX_COLUMNS; then start again.",
+                meaning="Nothing was skipped or confirmed since; rows written without it stay so in the WAL, "
+                "whatever the table becomes.",
+                remedy=f"Rename it back (`ALTER TABLE {table} RENAME COLUMN … TO {quote(missing[0])};`), add "
+                "it again, drop a column list from the publication, or change RELAY_OUTBOX_COLUMNS; then run "
+                "`relay outbox repair`, which publishes from the table what is missing, and start again.",
             )
         wanted = [name in self._columns for name in present]
         last = max(index for index, take in enumerate(wanted) if take)

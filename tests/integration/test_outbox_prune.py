@@ -78,6 +78,22 @@ def test_a_row_that_the_slot_has_not_passed_stays(relay: RelayUnderTest) -> None
         relay.assert_clean()
 
 
+def test_a_delete_before_the_slot_has_passed_deletes_nothing(relay: RelayUnderTest) -> None:
+    """What holds whatever the command that asks for it does."""
+    with stopped(relay, 1):
+        relay.emit(3)
+        assert relay.one("select chosen from relay.prune_choose(%s, '0', 100, 100)", relay.slot) == 4
+        assert relay.one("select relay.prune(%s, null)", relay.slot) is None
+        assert len(ids(relay)) == 4
+
+
+def test_a_parked_row_is_not_even_chosen(relay: RelayUnderTest) -> None:
+    process = relay.start()
+    relay.emit(event_type="nobody.knows_it")
+    relay.wait_published(process)
+    assert relay.one("select chosen from relay.prune_choose(%s, '0', 100, 100)", relay.slot) == 0
+
+
 def test_a_transaction_that_commits_after_the_choice_keeps_its_rows(relay: RelayUnderTest) -> None:
     """Its rows are as old as the others by their clock, and were not visible when the rows were chosen."""
     process = relay.start()

@@ -1,4 +1,4 @@
-"""A producer that another one has fenced: whoever notices first, it is said as what it is, once."""
+"""A producer at its end: fenced, it says so once; discarded, it leaves no open transaction behind."""
 
 import uuid
 
@@ -7,6 +7,7 @@ import pytest
 from fix_kafka import Kafka
 from fix_waiting import eventually
 from relay.errors import Fenced
+from relay.kafka import spans
 from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.publisher import Transactional
 from relay.kafka.topics import Topics
@@ -64,3 +65,22 @@ def test_discarding_it_is_never_an_error(fenced: Transactional) -> None:
         fenced.commit(CHECKPOINT)
     fenced.discard()
     fenced.discard()
+
+
+def test_a_discarded_producer_leaves_no_transaction_open(real_kafka: Kafka, topic_prefix: str) -> None:
+    """A read_committed reader would stand still at it until Kafka's time-out, which is a minute."""
+    topic = f"{topic_prefix}.events"
+    Topics({"bootstrap.servers": real_kafka.bootstrap}, partitions=1, replication=1).ensure([topic])
+    leaving = publisher(real_kafka, topic_prefix, uuid.uuid4())
+    leaving.start()
+    leaving.open()
+    leaving.produce([(topic, b"value", b"key", [], 0)])
+
+    def written() -> bool:
+        leaving.poll()
+        return spans.find({"bootstrap.servers": real_kafka.bootstrap}, [topic])[topic, 0].end > 0
+
+    eventually(written, "the record is in the log, not committed")
+    leaving.discard()
+    found = spans.find({"bootstrap.servers": real_kafka.bootstrap}, [topic])
+    assert list(spans.read({"bootstrap.servers": real_kafka.bootstrap}, found, timeout_s=20)) == []
