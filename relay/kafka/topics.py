@@ -106,8 +106,9 @@ class Topics:
                 f"The topic {name} {what}.",
                 meaning="Records may be lost, or an operation's events may be on two partitions and arrive "
                 "out of order; the relay publishes nothing more until somebody has looked.",
-                remedy="When consumers have read what they need, start it again: it takes the topics as"
-                " they are then.",
+                remedy="When consumers have read what they need, start it again: it takes the topics as they"
+                " are then. Where records are lost, stop it first and run `relay outbox repair`: it publishes"
+                " what the topics lack.",
             )
 
     def _is_embedded(self) -> bool:

@@ -9,7 +9,9 @@ from typing import Final
 import pytest
 
 from apache_kafka import ApacheKafka
+from fix_commands import Command
 from fix_relay import RelayUnderTest
+from fix_repair import require_exactly_once_in_order
 from fix_waiting import eventually
 
 HELD_MOST_BYTES: Final = 40 * 1024 * 1024
@@ -93,7 +95,10 @@ def test_a_dropped_publication_stops_at_the_first_warning(relay: RelayUnderTest)
 
 
 @pytest.mark.slow
-def test_a_row_that_the_stream_skipped_is_noticed_before_anything_is_confirmed(relay: RelayUnderTest) -> None:
+def test_a_row_that_the_stream_skipped_is_noticed_before_anything_is_confirmed_and_brought_back(
+    exactly_once: RelayUnderTest, command: Command
+) -> None:
+    relay = exactly_once
     process = relay.start()
     relay.emit(1)
     relay.wait_published(process)
@@ -104,6 +109,10 @@ def test_a_row_that_the_stream_skipped_is_noticed_before_anything_is_confirmed(r
     relay.write_elsewhere()
     assert process.wait() == 16, process.output()
     assert relay.confirmed() < lost_before
+    assert "`relay outbox repair`" in process.output()
+    repaired = command("outbox", "repair", env=relay.environment())
+    assert repaired.status == 0, repaired.err
+    require_exactly_once_in_order(relay)
 
 
 @pytest.mark.slow

@@ -1,16 +1,22 @@
 """Each reason to stop ends the real process with its own status and a remedy, and confirms nothing."""
 
 import json
+import re
 import socket
+from collections.abc import Callable
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from fix_commands import Command
 from fix_kafka import Kafka
 from fix_postgres import Database, clone, make_template
 from fix_process import Process, RunProcess
 from fix_relay import EVENT_TYPE, RelayUnderTest
+from fix_repair import require_exactly_once_in_order
 from relay.embedded_postgres import EmbeddedPostgres
+from relay.kafka import checkpoint as checkpoints
 
 
 def ran(relay: RelayUnderTest) -> None:
@@ -32,28 +38,105 @@ def test_without_init_it_says_so(database: Database, relay: RelayUnderTest) -> N
     stopped(relay.run(), 2)
 
 
-def test_a_lost_checkpoint_stops(relay: RelayUnderTest) -> None:
-    ran(relay)
-    before = relay.confirmed()
-    relay.prefix += "-elsewhere"
-    stopped(relay.run(), 10)
-    assert relay.confirmed() == before
+def lose_checkpoint(relay: RelayUnderTest) -> None:
+    relay_id = relay.one("select relay_id from relay.source_identity")
+    topic = checkpoints.topic(relay.prefix, relay_id)
+    admin = AdminClient({"bootstrap.servers": relay.kafka.bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
 
 
-def test_a_slot_that_somebody_advanced_stops(relay: RelayUnderTest) -> None:
-    ran(relay)
-    relay.emit(1)
-    relay.write_elsewhere()
+def garble_checkpoint(relay: RelayUnderTest) -> None:
+    relay_id = relay.one("select relay_id from relay.source_identity")
+    producer = Producer({"bootstrap.servers": relay.kafka.bootstrap})
+    producer.produce(checkpoints.topic(relay.prefix, relay_id), b"not one", relay_id.bytes, partition=0)
+    assert producer.flush(30) == 0
+
+
+def advance_slot(relay: RelayUnderTest) -> None:
     relay.owner.execute("select pg_replication_slot_advance(%s, pg_current_wal_lsn())", [relay.slot])
-    stopped(relay.run(), 10)
 
 
-def test_a_slot_that_was_made_anew_stops(relay: RelayUnderTest) -> None:
+def drop_slot(relay: RelayUnderTest) -> None:
+    relay.owner.execute("select pg_drop_replication_slot(%s)", [relay.slot])
+
+
+def make_slot_anew(relay: RelayUnderTest) -> None:
+    drop_slot(relay)
+    relay.owner.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [relay.slot])
+
+
+def interrupt_repair(relay: RelayUnderTest) -> None:
+    process = relay._run_process(
+        ["outbox", "repair"],
+        relay.environment(RELAY_FAILPOINTS="repair.slot_dropped=kill", RELAY_ALLOW_FAILPOINTS="1"),
+    )
+    assert process.wait() == -9, process.output()
+
+
+def drop_publication(relay: RelayUnderTest) -> None:
+    relay.owner.execute("drop publication outbox_relay")
+
+
+def leave_outbox_out(relay: RelayUnderTest) -> None:
+    relay.owner.execute("alter publication outbox_relay drop table relay.outbox")
+
+
+def filter_rows(relay: RelayUnderTest) -> None:
+    relay.owner.execute("alter publication outbox_relay set table relay.outbox where (seq > 1000)")
+
+
+def publish_updates_alone(relay: RelayUnderTest) -> None:
+    relay.owner.execute("alter publication outbox_relay set (publish = 'update')")
+
+
+STATEMENT = re.compile(r"`((?:CREATE|ALTER|DROP) PUBLICATION [^`]*)`")
+
+
+@pytest.mark.parametrize(
+    ("broken", "status", "said"),
+    [
+        (lose_checkpoint, 10, "Kafka has no checkpoint of this relay"),
+        (advance_slot, 10, "made the slot anew or advanced it"),
+        (make_slot_anew, 10, "made the slot anew or advanced it"),
+        (drop_slot, 14, "is gone"),
+        (drop_publication, 15, "is gone"),
+        (leave_outbox_out, 15, "doesn't have the outbox"),
+        (filter_rows, 15, "has a row filter"),
+        (publish_updates_alone, 15, "doesn't send inserts"),
+        (garble_checkpoint, 18, "is no checkpoint"),
+        (interrupt_repair, 20, "was interrupted"),
+    ],
+)
+def test_a_stop_names_what_mends_it_and_after_that_nothing_is_missing(
+    exactly_once: RelayUnderTest,
+    command: Command,
+    broken: Callable[[RelayUnderTest], None],
+    status: int,
+    said: str,
+) -> None:
+    """What was committed before and after it broke is there once, in order, and the relay runs again."""
+    relay = exactly_once
     ran(relay)
     relay.emit(1)
-    relay.owner.execute("select pg_drop_replication_slot(%s)", [relay.slot])
-    relay.owner.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [relay.slot])
-    stopped(relay.run(), 10)
+    broken(relay)
+    relay.emit(1)
+    process = relay.run()
+    stopped(process, status)
+    output = process.output()
+    assert said in output
+    assert "what it means:" in output
+    for statement in STATEMENT.findall(output):
+        relay.owner.execute(statement.encode())
+    assert "`relay outbox repair`" in output
+    repaired = command("outbox", "repair", env=relay.environment())
+    assert repaired.status == 0, repaired.err
+    process = relay.start()
+    relay.emit(1)
+    relay.wait_published(process)
+    assert process.stop() == 0, process.output()
+    require_exactly_once_in_order(relay)
+    audit = command("outbox", "audit", env=relay.environment())
+    assert audit.status == 0, audit.out
 
 
 def test_another_cluster_stops(relay: RelayUnderTest) -> None:
@@ -69,20 +152,10 @@ def test_an_outbox_without_the_last_event_stops(relay: RelayUnderTest) -> None:
     stopped(relay.run(), 13)
 
 
-def test_a_dropped_slot_stops(relay: RelayUnderTest) -> None:
-    ran(relay)
-    relay.owner.execute("select pg_drop_replication_slot(%s)", [relay.slot])
-    stopped(relay.run(), 14)
-
-
-def test_a_repair_under_way_stops(relay: RelayUnderTest) -> None:
-    ran(relay)
-    relay.owner.execute("update relay.source_identity set state = 'repairing'")
-    stopped(relay.run(), 20)
-
-
 @pytest.mark.slow  # topics are compared every ten seconds
-def test_a_topic_that_is_deleted_while_it_runs_stops(exactly_once: RelayUnderTest) -> None:
+def test_a_topic_that_is_deleted_while_it_runs_stops_and_what_it_held_is_brought_back(
+    exactly_once: RelayUnderTest, command: Command
+) -> None:
     relay = exactly_once
     process = relay.start()
     relay.emit(1)
@@ -91,6 +164,11 @@ def test_a_topic_that_is_deleted_while_it_runs_stops(exactly_once: RelayUnderTes
     admin = AdminClient({"bootstrap.servers": relay.kafka.bootstrap})
     admin.delete_topics([topic])[topic].result(30)
     stopped(process, 17)
+    assert "`relay outbox repair`" in process.output()
+    repaired = command("outbox", "repair", env=relay.environment())
+    assert repaired.status == 0, repaired.err
+    assert "1 published as repair" in repaired.out
+    require_exactly_once_in_order(relay)
 
 
 def test_another_producer_with_its_id_fences_it(exactly_once: RelayUnderTest) -> None:
