@@ -6,7 +6,7 @@ The standby streams through a proxy: what a test holds there never reaches it.
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
@@ -27,9 +27,10 @@ STANDBY: Final = "standby_1"
 
 
 class Pair:
-    """`primary` and `standby` (Postgres 17 or later), both running, the standby streaming through `proxy`.
+    """`primary` and `standby`, both running, the standby streaming through `proxy`.
 
-    Everything that the manual asks for is set (Postgres 18, 47.2.3), synchronous replication isn't.
+    Everything that failover slots want is set from Postgres 17 on (Postgres 18, 47.2.3); synchronous
+    replication isn't.
     """
 
     def __init__(self, primary: EmbeddedPostgres, standby: EmbeddedPostgres, proxy: TcpProxy) -> None:
@@ -99,6 +100,10 @@ class Pair:
         assert self.ask(self.standby, "select pg_promote(true, 60)")
 
 
+def _can_sync(server: EmbeddedPostgres) -> bool:
+    return int(server.version.split(".")[0]) >= 17
+
+
 def make_standby(primary: EmbeddedPostgres, folder: Path, proxy: TcpProxy) -> EmbeddedPostgres:
     """A running standby of `primary`, made by `pg_basebackup`, with a physical slot of its own."""
     with psycopg.connect(primary.superuser_url, autocommit=True) as connection:
@@ -119,7 +124,7 @@ def make_standby(primary: EmbeddedPostgres, folder: Path, proxy: TcpProxy) -> Em
             "primary_conninfo": conninfo,
             "primary_slot_name": STANDBY,
             "hot_standby_feedback": "on",
-            "sync_replication_slots": "on",
+            **({"sync_replication_slots": "on"} if _can_sync(primary) else {}),
             "wal_receiver_status_interval": "1",
             "wal_retrieve_retry_interval": "200ms",
         },
@@ -135,14 +140,14 @@ def make_standby(primary: EmbeddedPostgres, folder: Path, proxy: TcpProxy) -> Em
     return standby
 
 
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    """A pair of the test's own: `synchronized_standby_slots` is set, replication is asynchronous."""
+@contextmanager
+def running_pair(bindir: Path | None = None) -> Iterator[Pair]:
+    """Both servers and the proxy, until the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="relay-test-pair-"))
     folder.chmod(0o755)
     with ExitStack() as ending:
         ending.callback(shutil.rmtree, folder)
-        primary = EmbeddedPostgres(folder / "primary", settings=SETTINGS)
+        primary = EmbeddedPostgres(folder / "primary", settings=SETTINGS, bindir=bindir)
         ending.callback(primary.stop, "immediate")
         primary.start()
         proxy = TcpProxy((primary.host, primary.port))
@@ -151,7 +156,15 @@ def pair() -> Iterator[Pair]:
         ending.callback(standby.stop, "immediate")
         made = Pair(primary, standby, proxy)
         made.wait_streaming()
-        made.set(primary, "synchronized_standby_slots", STANDBY)
+        if _can_sync(primary):
+            made.set(primary, "synchronized_standby_slots", STANDBY)
+        yield made
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A pair of the test's own: `synchronized_standby_slots` is set, replication is asynchronous."""
+    with running_pair() as made:
         yield made
 
 

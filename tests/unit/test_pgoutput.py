@@ -63,6 +63,21 @@ def test_rows_are_the_mapped_columns_as_text_bytes_and_null_as_none() -> None:
     assert found[2][1] == "ünïcödé".encode()
 
 
+def test_postgres_15_sends_the_same_rows_messages_and_kinds() -> None:
+    oldest = Path(__file__).parents[1] / "corpus" / "pgoutput-15.18.hex"
+    decode = Decoder("public", "box", COLUMNS).decode
+    found = [decode(bytes.fromhex(line)) for line in oldest.read_text().split()]
+    assert [message for message in found if isinstance(message, list)] == rows()
+    assert [message.kind for message in found if isinstance(message, Ignored)] == [
+        message.kind for message in decoded() if isinstance(message, Ignored)
+    ]
+    assert [message.content for message in found if isinstance(message, LogicalMessage)] == [
+        b"transactional",
+        b"at once",
+    ]
+    assert any(isinstance(message, Relation) and message.mapped for message in found)
+
+
 def test_nothing_of_a_rolled_back_transaction_is_in_the_stream() -> None:
     assert [row[1] for row in rows() if row[1] != b"many"] == [
         b"plain",
