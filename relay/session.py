@@ -128,6 +128,8 @@ class Session:
         # Read again: while this was a standby, the relay before it may have moved everything.
         source = self.ask(self._read_source)
         recorded, slot = self._admitted(source)
+        if slot.active_pid is None:
+            stream.end()
         if slot.active_pid != stream.backend_pid:
             raise Unavailable("The two connections reached different Postgres servers; one is a standby.")
         server = identity.Server(system.system_identifier, system.timeline, source.flush_lsn, switches)

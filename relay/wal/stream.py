@@ -154,6 +154,12 @@ class ReplicationStream:
                 return None
         raise self._ended()
 
+    def end(self) -> None:
+        """The server has let go of the slot: raise what it says about that, as `receive` does."""
+        while self.receive() is not None:
+            pass
+        raise Unavailable("The replication connection ended as soon as it had begun.")
+
     def confirm(self, lsn: int, *, written: int) -> None:
         """Tell the server that everything below `lsn` is durable. It never goes back."""
         self._confirmed = max(self._confirmed, lsn)
@@ -264,7 +270,8 @@ class ReplicationStream:
             return OutboxAltered(
                 f"Postgres refused to go on: {message}.",
                 meaning="Nothing was skipped or confirmed since.",
-                remedy="Make the publication again with `relay init`.",
+                remedy="Make the publication again with `relay init`. If the same is said then, rows were "
+                f"committed while it was missing, and the log can't give them any more. {REPAIR}",
             )
         if state == _FILE_GONE or (state in {_UNDEFINED, _NOT_IN_STATE} and slot):
             return LogLost(
