@@ -2,13 +2,15 @@
 
 ``RELAY_FAILPOINTS="dispatch.answer_received=kill; relay.kafka_committed=kill@3"`` with
 ``RELAY_ALLOW_FAILPOINTS=1``. Actions: ``kill`` (SIGKILL to this process), ``stop`` (SIGSTOP, until somebody
-continues it), ``raise`` (`FailpointReached`). ``@N`` acts on the N-th passage only; without it, on each.
+continues it), ``hang`` (this thread alone, for ever), ``raise`` (`FailpointReached`). ``@N`` acts on the N-th
+passage only; without it, on each.
 ``failpoint NAME ACTION`` goes to standard error just before the action, so that a test can wait for it.
 """
 
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -66,7 +68,8 @@ SCHEDULE_EVENTS_EMITTED: Final = "schedule.events_emitted"
 NAMES: Final = frozenset(
     value for name, value in dict(globals()).items() if name.isupper() and isinstance(value, str)
 )
-ACTIONS: Final = frozenset({"kill", "stop", "raise"})
+ACTIONS: Final = frozenset({"kill", "stop", "hang", "raise"})
+_HANGING_S: Final = 3600.0
 
 
 class FailpointReached(Exception):
@@ -94,7 +97,7 @@ def parse(text: str) -> dict[str, _Armed]:
         if action not in ACTIONS or (passage and not (passage.isdigit() and int(passage) > 0)):
             raise UsageError(
                 f"RELAY_FAILPOINTS has {entry!r}.",
-                remedy="Write NAME=kill, NAME=stop or NAME=raise, with @N (from 1) for one passage only.",
+                remedy="Write NAME=kill, =stop, =hang or =raise, with @N (from 1) for one passage only.",
             )
         armed[name] = _Armed(action, int(passage) if passage else None)
     return armed
@@ -133,4 +136,6 @@ def hit(name: str) -> None:
     print(f"failpoint {name} {point.action}", file=sys.stderr, flush=True)
     if point.action == "raise":
         raise FailpointReached(name)
+    while point.action == "hang":
+        time.sleep(_HANGING_S)
     os.kill(os.getpid(), signal.SIGKILL if point.action == "kill" else signal.SIGSTOP)

@@ -15,8 +15,9 @@ import structlog
 
 from relay import failpoints, identity, metrics
 from relay.errors import REPAIR, BadEventHalt, StreamIncomplete, Unavailable
+from relay.health import Health
 from relay.intake import Intake, Part, Position
-from relay.kafka.committer import Committed, Committer
+from relay.kafka.committer import Committer
 from relay.kafka.publisher import PAUSE_AFTER_COMMIT_S, TRANSACTION_TIMEOUT_MS, RecordRefused
 from relay.kafka.topics import WATCH_EVERY_S
 from relay.outbox.event import EventEncoder, ParkedEvent, Schemas
@@ -56,13 +57,14 @@ def run(
     schemas: Schemas,
     stopping: Stopping,
     waker: Waker,
+    health: Health,
     *,
     idle_every_s: float = IDLE_EVERY_S,
 ) -> None:
     """Relay until a clean stop is asked for. Raises as `relay.session.repeat` does."""
 
     def session(memory: Memory) -> Session:
-        return Session(settings, mapping, schemas, stopping, waker, memory)
+        return Session(settings, mapping, schemas, stopping, waker, memory, health)
 
     def relay(current: Session, started: Started) -> None:
         pipeline = Pipeline(current, started, idle_every_s=idle_every_s)
@@ -71,7 +73,7 @@ def run(
         finally:
             pipeline.close()
 
-    repeat(session, relay, stopping, waker)
+    repeat(session, relay, stopping, waker, health)
 
 
 @dataclass(slots=True)
@@ -169,7 +171,7 @@ class Pipeline:
 
     def close(self) -> None:
         self._committer.close()
-        self._count()
+        metrics.read(self._intake)
 
     # Reading
 
@@ -291,8 +293,12 @@ class Pipeline:
         self._checkpoint = ended.checkpoint
         self._produce_at = time.monotonic() + PAUSE_AFTER_COMMIT_S
         self._memory.progressed = True
+        self._session.health.progressed(ended.checkpoint.seq)
         self._confirm()
-        self._measure(ended, group)
+        metrics.committed(
+            ended.seconds, 0 if group is None else group.events, 0 if group is None else group.bytes
+        )
+        metrics.read(self._intake)
 
     def _confirm(self) -> None:
         """Feedback: never above checkpoint or watermark, and not at all while a row is awaited."""
@@ -301,9 +307,7 @@ class Pipeline:
         failpoints.hit(failpoints.RELAY_BEFORE_FEEDBACK)
         lsn = min(self._watermark.lsn, self._checkpoint.confirmed_lsn)
         self._stream.confirm(lsn, written=self._intake.streamed_to)
-        metrics.CONFIRMED_LSN.set(lsn)
-        metrics.STREAMED_LSN.set(self._intake.streamed_to)
-        metrics.LAG_BYTES.set(max(0, self._intake.streamed_to - lsn))
+        metrics.confirmed(lsn, self._intake.streamed_to)
         failpoints.hit(failpoints.RELAY_FEEDBACK_SENT)
 
     def _blame(self, group: Group, refused: RecordRefused) -> Exception:
@@ -333,9 +337,20 @@ class Pipeline:
             self._intake.reply_requested = False
             self._idle_at = time.monotonic()
             self._confirm()
+        self._session.health.turned(holds=self._holds(), streamed_to=self._intake.streamed_to)
         self._tend_awaited()
         self._tend_idle()
         self._tend_topics()
+
+    def _holds(self) -> str:
+        """For `/healthz`: what was read, or is awaited, and isn't confirmed; and what that waits for."""
+        if self._awaited is not None:
+            return f"the row with seq {self._awaited[0]} is committed and hasn't come by in the stream"
+        if self._committer.busy:
+            return "Kafka hasn't acknowledged what was sent to it"
+        if self._group is not None or self._intake.held_bytes:
+            return "what was read is not in Kafka yet"
+        return ""
 
     def _tend_awaited(self) -> None:
         if self._awaited is None:
@@ -417,6 +432,7 @@ class Pipeline:
         if self._leave_by is None:
             self._leave_by = now + (STOP_DRAIN_S if stop else SHUTDOWN_DRAIN_S)
             log.info("draining", reason="stop" if stop else "Postgres shuts down")
+            self._session.health.stopping("what was read is brought to Kafka")
         empty = self._group is None and not self._committer.busy and not self._intake.ready
         if stop and empty:
             log.info("stopped", confirmed_lsn=format_lsn(self._checkpoint.confirmed_lsn))
@@ -438,25 +454,6 @@ class Pipeline:
             timeout_s = min(timeout_s, self._produce_at - now)
         self._session.watch_stream(reading=reading)
         self._session.wait(timeout_s)
-
-    # Numbers
-
-    def _measure(self, ended: Committed, group: Group | None) -> None:
-        metrics.COMMITS.inc()
-        metrics.COMMIT_SECONDS.observe(ended.seconds)
-        metrics.PROGRESS.set_to_current_time()
-        metrics.HELD_BYTES.set(self._intake.held_bytes)
-        if group is not None:
-            metrics.EVENTS.inc(group.events)
-            metrics.BYTES.inc(group.bytes)
-        self._count()
-
-    def _count(self) -> None:
-        ignored, self._intake.ignored = self._intake.ignored, type(self._intake.ignored)()
-        for kind, count in ignored.items():
-            metrics.IGNORED.labels(kind).inc(count)
-        skipped, self._intake.skipped = self._intake.skipped, 0
-        metrics.SKIPPED.inc(skipped)
 
 
 def _read_idle(connection: Connection, publication: str, mapping: OutboxMapping) -> IdleReading:

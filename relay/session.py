@@ -18,6 +18,7 @@ import structlog
 
 from relay import failpoints, identity, metrics
 from relay.errors import PhantomEvents, Unavailable
+from relay.health import Health
 from relay.intake import Position
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
@@ -87,7 +88,9 @@ class Session:
         stopping: Stopping,
         waker: Waker,
         memory: Memory,
+        health: Health,
     ) -> None:
+        self.health = health
         self.settings = settings
         self.mapping = mapping
         self.schemas = schemas
@@ -114,6 +117,7 @@ class Session:
 
         Raises Stop or UsageError when a person is needed, Unavailable when a server is away, Stopped.
         """
+        self.health.starting("it connects to Postgres")
         recorded, _ = self._admitted(self.ask(self._read_source))
         stream = self._connection = ReplicationStream(
             self.settings.require_database(),
@@ -133,8 +137,10 @@ class Session:
         if slot.active_pid != stream.backend_pid:
             raise Unavailable("The two connections reached different Postgres servers; one is a standby.")
         server = identity.Server(system.system_identifier, system.timeline, source.flush_lsn, switches)
+        self.health.starting("it opens its topics and its producer in Kafka")
         publisher = self.aside(partial(self._open_kafka, recorded), "kafka-start")
         self._publisher = publisher
+        self.health.starting("it reads its checkpoint from Kafka")
         found = self.aside(partial(self._read_checkpoint, recorded), "checkpoint-reader")
         try:
             checkpoint = identity.decide(recorded, slot, server, found)
@@ -145,6 +151,7 @@ class Session:
             self.aside(partial(_write_first, publisher, checkpoint), "first-checkpoint")
         self.ask(partial(_write_verified, recorded, system))
         metrics.ACTIVE.set(1)
+        self.health.active(checkpoint.seq)
         log.info(
             "active",
             relay_id=str(recorded.relay_id),
@@ -187,6 +194,7 @@ class Session:
 
     def wait(self, timeout_s: float) -> None:
         """Until the stream has something, somebody wakes us, or the time is up."""
+        self.health.beat()
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             if key.fd == self.waker.fileno:
                 self.waker.clear()
@@ -240,9 +248,12 @@ class Session:
                 if not announced:
                     log.info("standby", slot=self.settings.slot, reason=str(active))
                     announced = True
+                    metrics.STANDBY.set(1)
+                    self.health.standby(f"another relay has the slot {self.settings.slot}; this one waits.")
                 while self.ask(partial(_slot_is_active, self.settings.slot)):
                     self._sleep(STANDBY_LOOK_EVERY_S)
             else:
+                metrics.STANDBY.set(0)
                 return
 
     def _sleep(self, seconds: float) -> None:
@@ -319,6 +330,7 @@ def repeat(
     relay: Callable[[Session, Started], None],
     stopping: Stopping,
     waker: Waker,
+    health: Health,
 ) -> None:
     """Session after session until a clean stop. Servers that are away are waited for as long as it takes.
 
@@ -343,9 +355,12 @@ def repeat(
                     meaning="Nothing is lost: the next start reads it again.",
                 ) from error
             metrics.START_OVERS.inc()
+            health.broken(str(error))
             log.warning("starting over", reason=str(error))
         finally:
             metrics.ACTIVE.set(0)
+            metrics.STANDBY.set(0)
+            health.starting("it begins again from the checkpoint")
             current.close()
         pause_s = BACKOFF_FIRST_S if memory.progressed else min(pause_s * 2, BACKOFF_MOST_S)
         # Jitter, so that two relays that lost the same server don't come back in step.

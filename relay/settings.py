@@ -126,7 +126,12 @@ class Settings(BaseModel):
     # Observation
     log_format: Literal["console", "json"] = Field("console", description="log format")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
-    metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 = off")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="port of /metrics, and on a relay of /healthz and /readyz; 0 = off"
+    )
+    unhealthy_after_s: float = Field(
+        60.0, ge=2, description="without progress for so long, a relay with something to do is unhealthy"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Settings":

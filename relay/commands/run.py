@@ -37,9 +37,11 @@ def command(ctx: click.Context) -> None:
     """
     settings = loaded(ctx).settings
 
-    from relay import logs, pipeline
+    from relay import logs, metrics, pipeline
     from relay.avro.catalog import Catalog
     from relay.exposition import serve
+    from relay.health import Health
+    from relay.measuring import Measuring
     from relay.outbox.mapping import parse
     from relay.waking import Stopping, Waker
 
@@ -48,8 +50,12 @@ def command(ctx: click.Context) -> None:
     catalog = Catalog.load(settings.schemas)
     settings.require_database()
     settings.require_kafka()
-    serve(settings.metrics_port)
+    health = Health(settings.unhealthy_after_s)
+    metrics.of_health(health)
+    serve(settings.metrics_port, health.report)
+    if settings.metrics_port:
+        Measuring(settings, mapping, health).start()
     waker = Waker()
     stopping = Stopping(waker)
     stopping.on_signals()
-    pipeline.run(settings, mapping, catalog, stopping, waker)
+    pipeline.run(settings, mapping, catalog, stopping, waker, health)

@@ -24,18 +24,23 @@ _Job = Callable[[Connection | None], None]
 STATEMENT_TIMEOUT_S: Final = 10
 
 
+def bounded_conninfo(url: str, application_name: str) -> str:
+    """`url` with a bound on connecting, on a silent server and on a statement, where it gives none."""
+    given = conninfo_to_dict(url)
+    return make_conninfo(
+        url,
+        application_name=application_name,
+        connect_timeout=given.get("connect_timeout") or CONNECT_TIMEOUT_S,
+        tcp_user_timeout=given.get("tcp_user_timeout") or int(SENDER_TIMEOUT_S * 1000),
+        options=f"{given.get('options') or ''} -c statement_timeout={STATEMENT_TIMEOUT_S}s".strip(),
+    )
+
+
 class OrdinaryConnection:
     """Connects at the first question and again after a failure. `wake` is called when there is news."""
 
     def __init__(self, url: str, application_name: str, wake: Callable[[], None]) -> None:
-        given = conninfo_to_dict(url)
-        self._conninfo = make_conninfo(
-            url,
-            application_name=application_name,
-            connect_timeout=given.get("connect_timeout") or CONNECT_TIMEOUT_S,
-            tcp_user_timeout=given.get("tcp_user_timeout") or int(SENDER_TIMEOUT_S * 1000),
-            options=f"{given.get('options') or ''} -c statement_timeout={STATEMENT_TIMEOUT_S}s".strip(),
-        )
+        self._conninfo = bounded_conninfo(url, application_name)
         self._wake = wake
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._bell, self._ring = socket.socketpair()

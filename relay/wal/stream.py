@@ -29,6 +29,9 @@ ASK_AFTER_S: Final = SENDER_TIMEOUT_S / 2
 
 CONNECT_TIMEOUT_S: Final = 10
 
+SAY_AGAIN_S: Final = 30.0
+"""What the server repeats each second is logged this often."""
+
 TEXT_SETTINGS: Final = {
     "datestyle": "ISO",
     "timezone": "UTC",
@@ -46,6 +49,8 @@ _Field = pq.DiagnosticField
 SLOT_ACTIVE: Final = "55006"
 _UNDEFINED: Final = "42704"
 _NOT_IN_STATE: Final = "55000"
+# The setting's name isn't translated; the rest of the message is (Postgres 17, StandbySlotsHaveCaughtup).
+_STANDBY_SLOTS: Final = "synchronized_standby_slots"
 _FILE_GONE: Final = "58P01"
 SHUTDOWN: Final = frozenset({"57P01", "57P03"})
 
@@ -81,6 +86,7 @@ class ReplicationStream:
         self._feedback_at = 0.0
         self._heard_at = time.monotonic()
         self._asked_at: float | None = None
+        self._stalled_said_at = -SAY_AGAIN_S
 
     @property
     def fileno(self) -> int:
@@ -252,6 +258,10 @@ class ReplicationStream:
             severity, state, message = self._notices.pop(0)
             if severity in {"ERROR", "FATAL", "PANIC"}:
                 raise Unavailable(f"Postgres said on the replication connection: {message} ({state}).")
+            if _STANDBY_SLOTS in message:
+                # It names a standby that it waits for, again each second; nothing is skipped meanwhile.
+                self._warn_seldom(message)
+                continue
             if severity == "WARNING" and state == _NOT_IN_STATE:
                 raise OutboxAltered(
                     f"Postgres warned on the replication connection: {message} ({state}).",
@@ -260,6 +270,12 @@ class ReplicationStream:
                     f"Kafka. {REPAIR}",
                 )
             self._warn(f"Postgres said on the replication connection: {severity} {state} {message}")
+
+    def _warn_seldom(self, message: str) -> None:
+        now = time.monotonic()
+        if now - self._stalled_said_at >= SAY_AGAIN_S:
+            self._stalled_said_at = now
+            self._warn(f"Postgres sends nothing until its standby has it: {message}")
 
     def _failure(self, result: pq.abc.PGresult, slot: str) -> Exception:
         state = (result.error_field(_Field.SQLSTATE) or b"").decode()
