@@ -46,6 +46,7 @@ class Source:
     synchronous_standby_names: str
     flush_lsn: int
     """How far the server's WAL is flushed, now."""
+    system_identifier: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ def may_start(
 ) -> tuple[SourceIdentity, Slot]:
     """What can be decided before the slot is taken and Kafka is touched.
 
-    Raises UsageError where `relay init` never ran, Repairing, LogLost, OutboxAltered, SynchronousStandbyName.
+    Raises UsageError where `relay init` never ran, Repairing, OtherCluster, LogLost, OutboxAltered,
+    SynchronousStandbyName.
     """
     recorded, slot = source.recorded, source.slot
     if recorded is None:
@@ -86,6 +88,8 @@ def may_start(
             remedy="If nobody runs it now, run `relay outbox repair` again: it begins from the start, finds"
             " what is in Kafka already, and then `relay run` goes on.",
         )
+    # Before the slot: another cluster has none either, and to say so would hide what happened.
+    require_cluster(recorded, source.system_identifier)
     if slot is None or slot.wal_status == "lost" or slot.confirmed_flush is None:
         raise LogLost(
             f"The replication slot {slot_name} is {'gone' if slot is None else 'lost (wal_status = lost)'}.",
@@ -125,7 +129,7 @@ def decide(recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Che
     Raises OtherCluster, PhantomEvents, Rewound or CheckpointMissing (design: fail closed).
     """
     flush = slot.confirmed_flush or 0
-    require_cluster(recorded, server)
+    require_cluster(recorded, server.system_identifier)
     if checkpoint is None:
         if recorded.state == "new" and flush == recorded.consistent_point:
             return _first(recorded, server)
@@ -154,10 +158,10 @@ def decide(recorded: SourceIdentity, slot: Slot, server: Server, checkpoint: Che
     return checkpoint
 
 
-def require_cluster(recorded: SourceIdentity, server: Server) -> None:
+def require_cluster(recorded: SourceIdentity, system_identifier: str) -> None:
     """Raises OtherCluster when the server isn't of the cluster that the relay was made for."""
-    if server.system_identifier != recorded.system_identifier:
-        raise _other_cluster(recorded.system_identifier, server.system_identifier)
+    if system_identifier != recorded.system_identifier:
+        raise _other_cluster(recorded.system_identifier, system_identifier)
 
 
 def require_same(checkpoint: Checkpoint, server: Server) -> Checkpoint:

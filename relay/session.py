@@ -236,6 +236,7 @@ class Session:
             database=slots.read_database(connection),
             synchronous_standby_names=slots.read_standby_names(connection),
             flush_lsn=slots.read_flush_lsn(connection),
+            system_identifier=slots.read_system_identifier(connection),
         )
 
     def _take_slot(self, stream: ReplicationStream) -> None:

@@ -220,9 +220,22 @@ class Repair:
             return None
 
     def _collect(self, connection: Connection, contents: Contents, source: Source) -> None:
-        topics = self._compared(source.recorded)
-        count = contents.collect(self._kafka, topics.read(connection))
+        topics = self._compared(source.recorded).read(connection)
+        if source.plan.source_accepted:
+            topics += self._places(source).topics()
+        count = contents.collect(self._kafka, topics)
         self._say(f"Kafka has {count} records of this outbox")
+
+    def _places(self, source: Source) -> phantoms.Places:
+        return phantoms.Places(
+            self._kafka,
+            self._mapping,
+            self._schemas,
+            self._settings.topic_prefix,
+            self._settings.topic,
+            source_of(source.recorded.relay_id),
+            source.plan.epoch,
+        )
 
     def _list_phantoms(self, snapshot: Connection, contents: Contents, source: Source, done: Done) -> None:
         if not source.plan.source_accepted:

@@ -112,7 +112,7 @@ def _obstacle(
 ) -> RelayError | None:
     """Why the source isn't the one whose events Kafka has; None when it is."""
     try:
-        identity.require_cluster(recorded, server)
+        identity.require_cluster(recorded, server.system_identifier)
         if checkpoint is not None:
             identity.require_same(checkpoint, server)
             identity.require_event(checkpoint, kept=kept_event)

@@ -255,6 +255,11 @@ def read_flush_lsn(connection: psycopg.Connection[Any]) -> int:
     return parse_lsn(_one(connection, "select pg_current_wal_flush_lsn()::text")[0])
 
 
+def read_system_identifier(connection: psycopg.Connection[Any]) -> str:
+    """Made by initdb: another cluster has another one, and so has what pg_upgrade made."""
+    return str(_one(connection, "select system_identifier from pg_control_system()")[0])
+
+
 def is_standby(connection: psycopg.Connection[Any]) -> bool:
     return bool(_one(connection, "select pg_is_in_recovery()")[0])
 

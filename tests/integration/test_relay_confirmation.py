@@ -95,7 +95,7 @@ def test_a_dropped_publication_stops_at_the_first_warning(relay: RelayUnderTest)
 
 
 @pytest.mark.slow
-def test_a_row_that_the_stream_skipped_is_noticed_before_anything_is_confirmed_and_brought_back(
+def test_a_row_that_the_stream_skipped_is_noticed_before_anything_is_confirmed(
     exactly_once: RelayUnderTest, command: Command
 ) -> None:
     relay = exactly_once

@@ -72,6 +72,7 @@ SOURCE = Source(
     database="app",
     synchronous_standby_names="",
     flush_lsn=1000,
+    system_identifier="cluster-1",
 )
 SERVER = Server("cluster-1", 1, 1000, {})
 CHECKPOINT = Checkpoint(
