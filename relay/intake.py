@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from relay.errors import UsageError
+from relay.errors import DecodeError, UsageError
 from relay.outbox.event import BadEvent, EventEncoder, ParkedEvent, Record
 from relay.outbox.mapping import OutboxMapping
 from relay.wal.pgoutput import Begin, Commit, Decoder, Ignored, Keepalive, LogicalMessage, Relation, Row
@@ -137,6 +137,8 @@ class Intake:
             )
 
     def _begin(self, begin: Begin) -> None:
+        if self.in_transaction:
+            raise _disordered("a transaction begins in another one")
         self.in_transaction = True
         self._commit_lsn = begin.final_lsn
         # Commits arrive in LSN order: what committed before this one has come by.
@@ -151,6 +153,8 @@ class Intake:
         self._encoder.begin(begin)
 
     def _row(self, row: Row) -> None:
+        if not self.in_transaction:
+            raise _disordered("a row outside of any transaction")
         index = self._index
         self._index = index + 1
         if self._seq_at >= 0 and (seq := row[self._seq_at]) is not None:
@@ -180,6 +184,8 @@ class Intake:
             self._finish()
 
     def _commit(self, commit: Commit) -> None:
+        if not self.in_transaction or commit.commit_lsn != self._commit_lsn:
+            raise _disordered("a commit of a transaction that didn't begin")
         self.in_transaction = False
         if self._part.records or self._cut:
             self._part.end_lsn = commit.end_lsn
@@ -195,6 +201,15 @@ class Intake:
         self.ready.append(part)
         self.ready_bytes += part.held_bytes
         self._part = Part()
+
+
+def _disordered(what: str) -> DecodeError:
+    """Rows get their place from the Begin before them: out of order they would get another's."""
+    return DecodeError(
+        f"The replication stream is out of order: {what}.",
+        meaning="Nothing was skipped or confirmed since.",
+        remedy="Check that nothing between relay and Postgres alters the stream, then start the relay again.",
+    )
 
 
 _ALL: Final = 2**63

@@ -168,6 +168,8 @@ class Decoder:
             columns.append(Column(column, type_oid))
         if at != len(data):
             raise _broken(data, "a relation of another length")
+        if len({column.name for column in columns}) != count:
+            raise _broken(data, "a relation that has a column twice")
         # An empty schema name means pg_catalog (54.9).
         mapped = (schema or "pg_catalog", name) == (self._schema, self._table)
         if mapped:

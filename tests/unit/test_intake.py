@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from relay.avro.catalog import Catalog
-from relay.errors import UsageError
+from relay.errors import DecodeError, UsageError
 from relay.intake import Intake, Part, Position
 from relay.outbox.event import EventEncoder
 from relay.outbox.mapping import parse
@@ -224,3 +224,23 @@ def test_a_seq_that_is_no_integer_stops_at_the_relation() -> None:
     scene = Scene()
     with pytest.raises(UsageError, match="not an integer"):
         scene.intake.feed(relation(seq_oid=25))
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        [row(1)],
+        [begin(10), commit(10, 12), row(1)],
+        [begin(10), begin(20)],
+        [commit(10, 12)],
+        [begin(10), row(1), commit(20, 22)],
+        [begin(10), commit(10, 12), commit(10, 12)],
+    ],
+)
+def test_messages_out_of_order_are_no_events_of_another_transaction(stream: list[bytes]) -> None:
+    scene = Scene()
+    scene.intake.feed(relation())
+    for data in stream[:-1]:
+        scene.intake.feed(data)
+    with pytest.raises(DecodeError, match="out of order"):
+        scene.intake.feed(stream[-1])
