@@ -18,7 +18,7 @@ from relay.errors import REPAIR, BadEventHalt, StreamIncomplete, Unavailable
 from relay.health import Health
 from relay.intake import Intake, Part, Position
 from relay.kafka.committer import Committer
-from relay.kafka.publisher import PAUSE_AFTER_COMMIT_S, TRANSACTION_TIMEOUT_MS, RecordRefused
+from relay.kafka.publisher import PAUSE_AFTER_COMMIT_S, RecordRefused
 from relay.kafka.topics import WATCH_EVERY_S
 from relay.outbox.event import EventEncoder, ParkedEvent, Schemas
 from relay.outbox.mapping import OutboxMapping
@@ -41,8 +41,8 @@ SHUTDOWN_DRAIN_S: Final = 5.0
 STOP_DRAIN_S: Final = 30.0
 """How long a clean stop waits for Kafka; what isn't committed by then is read again at the next start."""
 
-GROUP_OPEN_MOST_S: Final = TRANSACTION_TIMEOUT_MS / 1000 / 3
-"""A group that waits so long for the rest of its transaction goes without it: else Kafka aborts it."""
+_GROUP_OPEN_MOST: Final = 1 / 3
+"""A group that waits for this part of the transaction's timeout goes as it is: else Kafka aborts it."""
 
 _READ_BURST: Final = 512  # messages between two looks at everything else: some 10 ms
 _CUT_FRACTION: Final = 4  # a transaction comes in parts of this fraction of the queue
@@ -221,7 +221,7 @@ class Pipeline:
     def _is_due(self, group: Group) -> bool:
         if self._is_large(group) or self._intake.ready or self._session.stopping.asked():
             return True
-        if time.monotonic() - group.opened_at > GROUP_OPEN_MOST_S:
+        if time.monotonic() - group.opened_at > self._publisher.transaction_timeout_s * _GROUP_OPEN_MOST:
             return True
         one_by_one = group.last is not None and group.last <= self._memory.one_by_one_until
         return one_by_one or (group.whole and self._drained)

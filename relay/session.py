@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from relay import failpoints, identity, metrics
+from relay import failpoints, identity, metrics, standby
 from relay.errors import PhantomEvents, Unavailable
 from relay.health import Health
 from relay.intake import Position
@@ -38,7 +38,6 @@ from relay.wal.stream import ReplicationStream, SlotActive, System
 
 T = TypeVar("T")
 
-STANDBY_LOOK_EVERY_S: Final = 0.5
 BACKOFF_FIRST_S: Final = 0.2
 BACKOFF_MOST_S: Final = 5.0
 _WAIT_MOST_S: Final = 1.0
@@ -64,6 +63,8 @@ class Memory:
     """Up to here each event has a commit of its own, so that the refused one can be told."""
     progressed: bool = False
     """Whether the last session confirmed anything."""
+    lost: standby.Holder | None = None
+    """How this relay had the slot when it lost it; None when it never had it, or gave it up itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Session:
         self._connection: ReplicationStream | None = None
         self._stream: ReplicationStream | None = None  # once COPY runs
         self._publisher: Publisher | None = None
+        self._held: standby.Holder | None = None
 
     def start(self) -> Started:
         """Take the slot, then Kafka, and see that the source is what it was.
@@ -129,6 +131,7 @@ class Session:
         self._take_slot(stream)
         self._stream = stream
         self.watch_stream(reading=False)
+        self._held = self.ask(partial(standby.read_holder, slot=self.settings.slot))
         # Read again: while this was a standby, the relay before it may have moved everything.
         source = self.ask(self._read_source)
         recorded, slot = self._admitted(source)
@@ -164,6 +167,8 @@ class Session:
 
     def close(self) -> None:
         """Let go of the slot first, so that a standby can take over while the rest ends."""
+        if self._stream is not None:
+            self.memory.lost = self._held if self._stream.is_lost else None
         if self._connection is not None:
             self._connection.close()
         if self._publisher is not None:
@@ -241,21 +246,28 @@ class Session:
 
     def _take_slot(self, stream: ReplicationStream) -> None:
         """START_REPLICATION; while another relay has the slot, wait and touch Kafka not at all."""
+        slot = self.settings.slot
         announced = False
         while True:
             try:
-                stream.start(self.settings.slot, self.settings.publication)
+                stream.start(slot, self.settings.publication)
             except SlotActive as active:
-                if not announced:
-                    log.info("standby", slot=self.settings.slot, reason=str(active))
-                    announced = True
-                    metrics.STANDBY.set(1)
-                    self.health.standby(f"another relay has the slot {self.settings.slot}; this one waits.")
-                while self.ask(partial(_slot_is_active, self.settings.slot)):
-                    self._sleep(STANDBY_LOOK_EVERY_S)
+                reason = str(active)
             else:
                 metrics.STANDBY.set(0)
                 return
+
+            def announce(reason: str = reason) -> None:
+                nonlocal announced
+                if not announced:
+                    log.info("standby", slot=slot, reason=reason)
+                    announced = True
+                    metrics.STANDBY.set(1)
+                    self.health.standby(f"another relay has the slot {slot}; this one waits.")
+
+            standby.wait_until_free(
+                slot, self.memory.lost, ask=self.ask, sleep=self._sleep, announce=announce
+            )
 
     def _sleep(self, seconds: float) -> None:
         sleep(self.waker, self.stopping, seconds)
@@ -366,11 +378,6 @@ def repeat(
         pause_s = BACKOFF_FIRST_S if memory.progressed else min(pause_s * 2, BACKOFF_MOST_S)
         # Jitter, so that two relays that lost the same server don't come back in step.
         sleep(waker, stopping, pause_s * random.uniform(0.5, 1.0))
-
-
-def _slot_is_active(name: str, connection: Connection) -> bool:
-    slot = slots.read_slot(connection, name)
-    return slot is not None and slot.active_pid is not None
 
 
 def _write_first(publisher: Publisher, checkpoint: Checkpoint) -> None:

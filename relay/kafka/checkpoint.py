@@ -112,34 +112,56 @@ def read(
     window = _FIRST_WINDOW
     while whole.end > whole.first:
         span = spans.Span(max(whole.first, whole.end - window), whole.end)
-        found = _last(properties, place, relay_id, span, timeout_s)
-        if found is not None:
-            try:
-                return decode(found)
-            except DecodeError as error:
-                meaning = "The relay doesn't know what Kafka has, so it publishes nothing."
-                if error.remedy:
-                    raise CheckpointUnreadable(error.message, meaning=meaning, remedy=error.remedy) from None
-                raise CheckpointGarbled(
-                    f"The last record of {name}, partition {PARTITION}, is no checkpoint: {error.message}",
-                    meaning=meaning,
-                    remedy=f"See who else writes that topic. {REPAIR}",
-                ) from None
+        found = _ours(properties, place, relay_id, span, timeout_s)
+        if found:
+            return furthest(found, name)
         if span.first == whole.first:
             break
         window *= 2
     return None
 
 
-def _last(
-    properties: Mapping[str, str], place: spans.Place, relay_id: uuid.UUID, span: spans.Span, timeout_s: float
-) -> bytes | None:
-    """The value of our last record in `span`, markers and aborted records passed over."""
-    last = None
+def furthest(values: list[bytes], name: str) -> Checkpoint:
+    """The checkpoint that is furthest on: the last one, except after at-least-once's only weakness.
+
+    Without transactions nothing shuts out a relay that was frozen with its checkpoint still to be sent: that
+    one then stands behind those of the relay that took over. A repair raises the epoch, a promotion the
+    timeline, so what is meant to go back never loses against what was before it.
+    """
     try:
-        for message in spans.read(properties, {place: span}, timeout_s=timeout_s):
-            if message.key() == relay_id.bytes:
-                last = message.value()
+        furthest = decode(values[-1])
+    except DecodeError as error:
+        meaning = "The relay doesn't know what Kafka has, so it publishes nothing."
+        if error.remedy:
+            raise CheckpointUnreadable(error.message, meaning=meaning, remedy=error.remedy) from None
+        raise CheckpointGarbled(
+            f"The last record of {name}, partition {PARTITION}, is no checkpoint: {error.message}",
+            meaning=meaning,
+            remedy=f"See who else writes that topic. {REPAIR}",
+        ) from None
+    for value in values[:-1]:
+        try:
+            furthest = max(furthest, decode(value), key=_order)
+        except DecodeError:
+            continue  # somebody else's, before ours: the last one counts
+    return furthest
+
+
+def _order(checkpoint: Checkpoint) -> tuple[int, int, int, int, int]:
+    at = checkpoint
+    return at.epoch, at.timeline, at.commit_lsn, at.index, at.confirmed_lsn
+
+
+def _ours(
+    properties: Mapping[str, str], place: spans.Place, relay_id: uuid.UUID, span: spans.Span, timeout_s: float
+) -> list[bytes]:
+    """The values of our records in `span`, markers and aborted records passed over."""
+    try:
+        return [
+            message.value() or b""
+            for message in spans.read(properties, {place: span}, timeout_s=timeout_s)
+            if message.key() == relay_id.bytes
+        ]
     except spans.Stalled as stalled:
         raise CheckpointUnreadable(
             str(stalled),
@@ -147,4 +169,3 @@ def _last(
             "checkpoint is the last, so the relay publishes nothing.",
             remedy=stalled.remedy,
         ) from None
-    return last

@@ -53,8 +53,11 @@ LOGGER.addFilter(SaidOnce())
 
 def make(kind: Callable[..., Client], properties: Mapping[str, Any]) -> Client:
     """A Producer, Consumer or AdminClient. Raises UsageError for properties that librdkafka refuses."""
+    given = dict(properties)
+    if "transactional.id" not in given:
+        given.pop("transaction.timeout.ms", None)  # the transactions' own; librdkafka would warn of it
     try:
-        return kind(dict(properties), logger=LOGGER)
+        return kind(given, logger=LOGGER)
     except (KafkaException, ValueError) as error:
         raise UsageError(
             f"librdkafka refuses a Kafka setting: {words(error)}",

@@ -14,13 +14,17 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from relay import failpoints
-from relay.errors import Fenced, Unavailable
+from relay.errors import Fenced, Unavailable, UsageError
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.client import make, words
 from relay.outbox.event import Record
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000
+"""`transaction.timeout.ms` where RELAY_KAFKA_TRANSACTION_TIMEOUT_MS says nothing."""
+
+# Below, a slow commit would be taken for a dead relay; above, brokers refuse it (transaction.max.timeout.ms).
+_TIMEOUT_BOUNDS_MS: Final = (5_000, 900_000)
 
 # Transactions back to back meet CONCURRENT_TRANSACTIONS while the last one's markers are written, and
 # librdkafka then waits 20 ms: commit p99 25 ms. After this pause it is 10 ms (Kafka 4.4).
@@ -55,6 +59,18 @@ _FENCINGS: Final = frozenset(
 _DISCARDED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 
 
+def transaction_timeout_s(properties: Mapping[str, str]) -> float:
+    """Seconds after which Kafka ends a transaction that its producer left open. Raises UsageError."""
+    text = properties.get("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
+    least, most = _TIMEOUT_BOUNDS_MS
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise UsageError(
+            f"RELAY_KAFKA_TRANSACTION_TIMEOUT_MS is {text!r}, and {least} to {most} are possible.",
+            remedy="Leave it out for the default of a minute.",
+        )
+    return int(text) / 1000
+
+
 class RecordRefused(Exception):
     """The broker refused a record of the transaction: `reason` in its words."""
 
@@ -72,6 +88,8 @@ class Publisher(ABC):
     def __init__(
         self, properties: Mapping[str, str], *, prefix: str, relay_id: uuid.UUID, batch_bytes: int
     ) -> None:
+        self.transaction_timeout_s = transaction_timeout_s(properties)
+        self._opened_at: float | None = None
         self._discarded = False
         self._refused: str | None = None
         self._failed: KafkaError | None = None
@@ -173,11 +191,20 @@ class Publisher(ABC):
         reason = self._fatal or (error.args[0] if isinstance(error, KafkaException) else None)
         code = reason.code() if isinstance(reason, KafkaError) else None
         if code in _FENCINGS:
+            open_s = 0.0 if self._opened_at is None else time.monotonic() - self._opened_at
+            if open_s >= self.transaction_timeout_s:
+                # Kafka shuts out the producer of a transaction that it ends, as it would for another relay.
+                return Unavailable(
+                    f"Kafka ended the transaction, which was open for {open_s:.0f} s (transaction.timeout.ms "
+                    f"is {self.transaction_timeout_s:.0f} s).",
+                    meaning="None of it is visible; it is read from the WAL again.",
+                )
             return Fenced(
                 "Another relay has taken over this relay's transactional id.",
-                meaning="It publishes from the same slot; this one has published nothing since.",
-                remedy="Run one `relay run` per slot; a second one waits as a standby by itself. If this "
-                "process was stopped for a minute or more, start it again.",
+                meaning="It publishes as this relay; this one has published nothing since.",
+                remedy="If this process was frozen or cut off, start it again: it waits as a standby. Else a "
+                "copy of this database has a relay of its own on the same Kafka: stop one of them, and give "
+                "the copy another RELAY_TOPIC_PREFIX and a slot of its own (`relay init`).",
             )
         if self._refused is not None or code in _REFUSALS:
             return RecordRefused(self._refused or str(reason))
@@ -192,7 +219,7 @@ class Transactional(Publisher):
     ) -> None:
         own = {
             "transactional.id": f"{prefix}.relay.{relay_id}",
-            "transaction.timeout.ms": str(TRANSACTION_TIMEOUT_MS),
+            "transaction.timeout.ms": str(int(transaction_timeout_s(properties) * 1000)),
         }
         super().__init__({**properties, **own}, prefix=prefix, relay_id=relay_id, batch_bytes=batch_bytes)
         self._is_open = False
@@ -204,6 +231,7 @@ class Transactional(Publisher):
             raise self._classified(error) from error
 
     def open(self) -> None:
+        self._opened_at = time.monotonic()
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
@@ -231,11 +259,14 @@ class Transactional(Publisher):
                 self._producer.commit_transaction(_COMMIT_WAIT_S)
             except KafkaException as error:
                 reason: KafkaError = error.args[0]
+                if self._discarded:
+                    raise self._classified(error) from error
                 if reason.retriable() and not reason.fatal() and not reason.txn_requires_abort():
                     time.sleep(_RETRY_PAUSE_S)
                     continue
                 raise self._classified(error) from error
             self._is_open = False
+            self._opened_at = None
             failpoints.hit(failpoints.RELAY_KAFKA_COMMITTED)
             return
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -50,12 +51,17 @@ class Topics:
     """Blocking: call from a thread that may wait. `limit_bytes` alone answers at once."""
 
     def __init__(self, properties: Mapping[str, str], *, partitions: int, replication: int) -> None:
-        self._admin = make(AdminClient, properties)
+        self._properties = properties
         self._partitions = partitions
         self._replication = replication
         self._limits: dict[str, int] = {}
         self._seen: dict[str, Identity] = {}
         self._embedded: bool | None = None
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        # Made when it is first needed: librdkafka connects at once, and a standby must not touch Kafka.
+        return make(AdminClient, self._properties)
 
     @property
     def embedded(self) -> bool:

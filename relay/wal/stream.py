@@ -87,6 +87,7 @@ class ReplicationStream:
         self._heard_at = time.monotonic()
         self._asked_at: float | None = None
         self._stalled_said_at = -SAY_AGAIN_S
+        self._broken = False
 
     @property
     def fileno(self) -> int:
@@ -101,6 +102,11 @@ class ReplicationStream:
     def unflushed(self) -> bool:
         """Feedback waits until the socket takes it: call `flush` when it is writable."""
         return self._unflushed
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server may have given the slot away: the connection broke, or feedback is overdue."""
+        return self._broken or self._pg.status != pq.ConnStatus.OK or (self._copying and self._is_overdue())
 
     def identify(self) -> System:
         """Raises Unavailable."""
@@ -140,7 +146,7 @@ class ReplicationStream:
             raise self._failure(result, slot)
         self._pg.nonblocking = 1
         self._copying = True
-        self._heard_at = time.monotonic()
+        self._heard_at = self._feedback_at = time.monotonic()
         self._check_notices()
 
     def receive(self) -> bytes | None:
@@ -184,6 +190,7 @@ class ReplicationStream:
         if not reading:
             self._heard_at, self._asked_at = now, None
         if self._asked_at is not None and now - self._asked_at > SENDER_TIMEOUT_S:
+            self._broken = True
             raise Unavailable(
                 f"Postgres said nothing for {SENDER_TIMEOUT_S:.0f} s after it was asked to.",
                 meaning="The connection is dead; the relay makes a new one.",
@@ -201,7 +208,7 @@ class ReplicationStream:
         try:
             self._unflushed = self._pg.flush() != 0
         except psycopg.OperationalError as error:
-            raise _away(error) from error
+            raise self._away(error) from error
 
     def close(self) -> None:
         """End the stream politely where that needs no waiting, and free the slot."""
@@ -213,14 +220,19 @@ class ReplicationStream:
                 self._warn(f"the replication connection broke while it was being closed: {error}")
         self._pg.finish()
 
+    def _is_overdue(self) -> bool:
+        return time.monotonic() - self._feedback_at > SENDER_TIMEOUT_S
+
     def _send(self, *, ask: bool) -> None:
         now = time.monotonic()
+        # A process that was frozen: the socket may still take what the server will never read.
+        self._broken = self._broken or self._is_overdue()
         clock = time.time_ns() // 1000 - POSTGRES_EPOCH_US
         body = _status.pack(b"r", self._written, self._confirmed, self._confirmed, clock, int(ask))
         try:
             taken = self._pg.put_copy_data(body)
         except psycopg.OperationalError as error:
-            raise _away(error) from error
+            raise self._away(error) from error
         self.flush()
         if taken == 1:
             self._feedback_at = now
@@ -231,7 +243,7 @@ class ReplicationStream:
         try:
             self._pg.consume_input()
         except psycopg.OperationalError as error:
-            raise _away(error) from error
+            raise self._away(error) from error
 
     def _command(self, command: bytes) -> list[str]:
         result = self._pg.exec_(command)
@@ -242,10 +254,15 @@ class ReplicationStream:
     def _ended(self) -> Exception:
         """The server ended the stream: an error, or its shutdown."""
         self._copying = False
+        self._broken = True
         result = self._pg.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             return self._failure(result, "")
         return Unavailable("Postgres ended the replication stream.")
+
+    def _away(self, error: psycopg.OperationalError) -> Exception:
+        self._broken = True
+        return Unavailable(f"The replication connection broke: {as_sentence(error)}")
 
     def _on_notice(self, result: pq.abc.PGresult) -> None:
         fields = (_Field.SEVERITY_NONLOCALIZED, _Field.SQLSTATE, _Field.MESSAGE_PRIMARY)
@@ -327,7 +344,3 @@ def _may_not_replicate(message: str) -> bool:
     """A refused connection has no SQLSTATE. Postgres 16 and later name the attribute REPLICATION, in every
     language; 15 says "must be superuser or replication role to start walsender"."""
     return "REPLICATION" in message or ("replication" in message and "walsender" in message)
-
-
-def _away(error: psycopg.OperationalError) -> Exception:
-    return Unavailable(f"The replication connection broke: {as_sentence(error)}")

@@ -34,7 +34,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SECOND:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "inter.broker.listener.name": "PLAINTEXT",
     "auto.create.topics.enable": "false",
     "default.replication.factor": "1",
@@ -122,7 +122,8 @@ class ApacheKafka:
     """One broker whose logs live in `folder`; it may be stopped, killed and started again on the same port.
 
     `settings` are added to `SETTINGS` and win; `jvm` replaces `JVM`. Set `advertised_port` before `start` to
-    put a proxy between.
+    put a proxy between. `second_port` is another way to the same broker: who comes by it is sent on to
+    `second_advertised_port`, where that is set, and never to the first.
     """
 
     def __init__(
@@ -132,8 +133,9 @@ class ApacheKafka:
         self.version = version()
         self.settings = {**SETTINGS, **(settings or {})}
         self._jvm = tuple(jvm)
-        self.port, self._controller_port = _free_ports(2)
+        self.port, self.second_port, self._controller_port = _free_ports(3)
         self.advertised_port: int | None = None
+        self.second_advertised_port: int | None = None
         self.log = folder / "kafka.log"
         self._lib = jars()
         self._process: subprocess.Popen[bytes] | None = None
@@ -195,8 +197,10 @@ class ApacheKafka:
     def _properties(self) -> str:
         settings = {
             **self.settings,
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},SECOND://127.0.0.1:{self.second_port},"
+            f"CONTROLLER://127.0.0.1:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap},"
+            f"SECOND://127.0.0.1:{self.second_advertised_port or self.second_port}",
             "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
             "log.dirs": str(self.folder / "data"),
         }

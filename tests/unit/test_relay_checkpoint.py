@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.errors import DecodeError
-from relay.kafka.checkpoint import Checkpoint, decode, encode, topic
+from relay.errors import CheckpointUnreadable, DecodeError
+from relay.kafka.checkpoint import Checkpoint, decode, encode, furthest, topic
 
 _LSN = st.integers(0, 2**64 - 1)
 
@@ -72,3 +72,35 @@ def test_a_format_of_a_later_release_is_named() -> None:
 
 def test_its_topic_derives_from_the_relay_and_not_from_the_slot() -> None:
     assert topic("app", uuid.UUID(int=5)) == f"app.relay-checkpoint.{uuid.UUID(int=5)}"
+
+
+def at(**position: int) -> Checkpoint:
+    given: dict[str, int] = {
+        "epoch": 1,
+        "timeline": 1,
+        "commit_lsn": 0,
+        "index": -1,
+        "confirmed_lsn": 0,
+    } | position
+    return Checkpoint(system_identifier="7", event_id=None, seq=0, **given)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "last", "counts"),
+    [
+        (at(commit_lsn=9, confirmed_lsn=9), at(commit_lsn=5, confirmed_lsn=5), 0),  # of a frozen relay, late
+        (at(commit_lsn=5), at(commit_lsn=5, confirmed_lsn=8), 1),
+        (at(commit_lsn=9, confirmed_lsn=9), at(epoch=2, commit_lsn=5, confirmed_lsn=5), 1),  # repaired
+        (at(commit_lsn=5, confirmed_lsn=9), at(timeline=2, commit_lsn=5, confirmed_lsn=8), 1),  # promoted
+    ],
+)
+def test_the_checkpoint_that_is_furthest_on_counts(
+    earlier: Checkpoint, last: Checkpoint, counts: int
+) -> None:
+    assert furthest([encode(earlier), encode(last)], "topic") == (earlier, last)[counts]
+
+
+def test_the_last_one_must_be_readable_whatever_was_before_it() -> None:
+    assert furthest([b"{}", encode(at(commit_lsn=5))], "topic") == at(commit_lsn=5)
+    with pytest.raises(CheckpointUnreadable):
+        furthest([encode(at(commit_lsn=5)), b"{}"], "topic")
