@@ -42,6 +42,7 @@ class TcpProxy:
     * `cut()`: every connection is reset, and new ones are refused, until `resume()`.
     * `pause(direction)`: nothing is read from that side; its kernel buffers fill, nothing is lost.
     * `blackhole(direction)`: what comes from that side is swallowed, as when the peer's machine has vanished.
+    * `cut_after(n)`: the connection that brings the n-th byte from now to a client ends behind it; once.
     * `resume()`: as at first. A connection that lost bytes in a black hole is reset, since TCP would never
       deliver the rest.
     """
@@ -52,6 +53,9 @@ class TcpProxy:
         """Connections taken so far."""
         self.bytes_to_server = 0
         self.bytes_to_client = 0
+        self.cuts = 0
+        """Connections that `cut_after` has ended."""
+        self._cut_at: int | None = None
         self._selector = selectors.DefaultSelector()
         self._listener = self._listen(0)
         self.host = "127.0.0.1"
@@ -78,6 +82,12 @@ class TcpProxy:
 
     def blackhole(self, direction: Direction = "both") -> None:
         self._call(lambda: self._do_hold(self._swallowed, direction))
+
+    def cut_after(self, size: int) -> None:
+        def arm() -> None:
+            self._cut_at = self.bytes_to_client + size
+
+        self._call(arm)
 
     def resume(self) -> None:
         self._call(self._do_resume)
@@ -195,6 +205,15 @@ class TcpProxy:
         if not data:
             pipe.ended.add(end)
             return
+        if direction == "to_client" and self._cut_at is not None:
+            left = self._cut_at - self.bytes_to_client
+            if len(data) >= left:
+                # What came before goes out, then both ends are closed in order: no RST may overtake it.
+                data = data[:left]
+                pipe.ended.update((pipe.client, pipe.server))
+                pipe.pending[pipe.server].clear()
+                self._cut_at = None
+                self.cuts += 1
         pipe.pending[pipe.other(end)] += data
         with self._changed:
             if direction == "to_server":

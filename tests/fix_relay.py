@@ -102,6 +102,10 @@ class RelayUnderTest:
     def failing(self, failpoints: str, **extra: str) -> Process:
         return self.run(RELAY_FAILPOINTS=failpoints, RELAY_ALLOW_FAILPOINTS="1", **extra)
 
+    def command(self, *arguments: str, **extra: str) -> Process:
+        """A command of an operator's, as the superuser."""
+        return self._run_process(arguments, self.environment(None, **extra))
+
     def emit(
         self,
         count: int = 1,
@@ -137,6 +141,11 @@ class RelayUnderTest:
                 """,
                 [EVENT_TYPE, count // transactions],
             )
+
+    def ids(self) -> list[str]:
+        """Of every event in the outbox, sorted."""
+        rows = self.owner.execute("select event_id::text from relay.outbox order by 1")
+        return [row[0] for row in rows]
 
     def one(self, query: LiteralString, *parameters: object) -> Any:
         row = self.owner.execute(query, parameters).fetchone()

@@ -5,20 +5,24 @@ The standby streams through a proxy: what a test holds there never reaches it.
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, LiteralString
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from fix_kafka import Kafka
 from fix_postgres import SETTINGS, Database, clone, make_template
 from fix_process import Process, RunProcess
 from fix_proxy import TcpProxy
-from fix_relay import RelayUnderTest
+from fix_relay import EVENT_TYPE, RelayUnderTest
 from fix_waiting import eventually
 from relay.embedded_postgres import EmbeddedPostgres
 
@@ -168,6 +172,56 @@ def pair() -> Iterator[Pair]:
         yield made
 
 
+class Applications:
+    """They commit events whatever happens to Postgres, connecting again until they may."""
+
+    def __init__(self, url: str, threads: int = 3) -> None:
+        self.url = url
+        self.acknowledged: list[str] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._write, daemon=True) for _ in range(threads)]
+
+    def __enter__(self) -> "Applications":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_for_more(self, count: int) -> None:
+        wanted = len(self.acknowledged) + count
+        eventually(lambda: len(self.acknowledged) >= wanted, f"{count} more events are acknowledged")
+
+    def _write(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with psycopg.connect(self.url, autocommit=True, connect_timeout=10) as connection:
+                    while not self._stop.is_set():
+                        self.acknowledged += _commit_some(connection)
+            except psycopg.OperationalError:
+                self._stop.wait(0.05)  # nobody takes writes for a moment
+
+
+def _commit_some(connection: psycopg.Connection[Any]) -> list[str]:
+    ids = [uuid4() for _ in range(3)]
+    with connection.transaction():
+        for event_id in ids:
+            connection.execute(
+                """
+                insert into relay.outbox
+                  (event_id, event_type, schema_version, operation_id, version, payload)
+                values (%s, %s, 1, %s, 1, %s)
+                """,
+                [event_id, EVENT_TYPE, uuid4(), Jsonb({"operation_id": str(event_id), "job_id": "job-1"})],
+            )
+    return [str(event_id) for event_id in ids]
+
+
 class RelayOnPair(RelayUnderTest):
     """A relay that knows both hosts. `move` after a promotion: then the test looks at the standby as well."""
 
@@ -189,19 +243,10 @@ class RelayOnPair(RelayUnderTest):
         self.wait_published(process)
         return process
 
-    def command(self, *arguments: str) -> Process:
-        """A command of an operator's, as the superuser and on whichever host takes writes."""
-        return self._run_process(arguments, self.environment(None))
-
     def move(self) -> None:
         self.owner.close()
         self.database = Database(self.pair.standby, self.database.name)
         self.owner = self.database.connect()
-
-    def ids(self) -> list[str]:
-        """Of every event in the outbox, sorted."""
-        rows = self.owner.execute("select event_id::text from relay.outbox order by 1")
-        return [row[0] for row in rows]
 
 
 @pytest.fixture

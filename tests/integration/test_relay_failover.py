@@ -1,88 +1,33 @@
 """A standby takes over: the relay follows it by itself, and stops where the promotion lost what Kafka has."""
 
 import json
-import threading
-from types import TracebackType
-from typing import Any
 from uuid import uuid4
 
-import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from fix_kafka import Kafka
 from fix_process import RunProcess
 from fix_relay import EVENT_TYPE
-from fix_standby import Pair, RelayOnPair
+from fix_standby import Applications, Pair, RelayOnPair
 from fix_waiting import eventually
 
 pytestmark = pytest.mark.slow
-
-
-class Writers:
-    """Applications that go on through a failover: they commit events, and find the new primary themselves."""
-
-    def __init__(self, url: str, count: int = 3) -> None:
-        self.url = url
-        self.acknowledged: list[str] = []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._write, daemon=True) for _ in range(count)]
-
-    def __enter__(self) -> "Writers":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def wait_for_more(self, count: int) -> None:
-        wanted = len(self.acknowledged) + count
-        eventually(lambda: len(self.acknowledged) >= wanted, f"{count} more events are acknowledged")
-
-    def _write(self) -> None:
-        while not self._stop.is_set():
-            try:
-                with psycopg.connect(self.url, autocommit=True, connect_timeout=10) as connection:
-                    while not self._stop.is_set():
-                        self.acknowledged += _commit_some(connection)
-            except psycopg.OperationalError:
-                self._stop.wait(0.05)  # neither host takes writes for a moment
-
-
-def _commit_some(connection: psycopg.Connection[Any]) -> list[str]:
-    ids = [uuid4() for _ in range(3)]
-    with connection.transaction():
-        for event_id in ids:
-            connection.execute(
-                """
-                insert into relay.outbox
-                  (event_id, event_type, schema_version, operation_id, version, payload)
-                values (%s, %s, 1, %s, 1, %s)
-                """,
-                [event_id, EVENT_TYPE, uuid4(), Jsonb({"operation_id": str(event_id), "job_id": "job-1"})],
-            )
-    return [str(event_id) for event_id in ids]
 
 
 def test_a_promotion_under_load_loses_nothing_and_repeats_nothing(relay_on_pair: RelayOnPair) -> None:
     relay, pair = relay_on_pair, relay_on_pair.pair
     process = relay.start_synced()
     pair.synchronous()
-    with Writers(pair.both(relay.database.url)) as writers:
-        writers.wait_for_more(100)
+    with Applications(pair.both(relay.database.url)) as applications:
+        applications.wait_for_more(100)
         pair.primary.stop("immediate")
         pair.promote()
         relay.move()
-        writers.wait_for_more(100)
+        applications.wait_for_more(100)
     process.wait_for('"event": "active"', times=2)
     relay.wait_published(process)
     events = relay.ids()
-    assert set(writers.acknowledged) <= set(events)
+    assert set(applications.acknowledged) <= set(events)
     assert sorted(record.event_id for record in relay.read()) == events
     assert relay.one("select timeline, verified_timeline from relay.source_identity") == (2, 2)
     relay.assert_clean()

@@ -67,7 +67,7 @@ def test_on_the_oldest_postgres_an_application_prepares_an_operation_and_its_eve
 
 
 def test_on_the_oldest_postgres_a_missing_publication_stops_until_the_repair(
-    relay: RelayUnderTest, run_process: RunProcess
+    relay: RelayUnderTest,
 ) -> None:
     """An error of the stream's there; from Postgres 18 on only a warning."""
     process = relay.start()
@@ -85,7 +85,7 @@ def test_on_the_oldest_postgres_a_missing_publication_stops_until_the_repair(
     # The log is read with the catalog of its time: for that row the publication is missing for ever.
     assert process.wait() == 15, process.output()
     assert "`relay outbox repair`" in process.output()
-    repaired = run_process(["outbox", "repair"], relay.environment(None))
+    repaired = relay.command("outbox", "repair")
     assert repaired.wait() == 0, repaired.output()
     process = relay.start()
     relay.emit(1)
