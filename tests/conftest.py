@@ -11,6 +11,7 @@ pytest_plugins = (
     "fix_operations",
     "fix_reviews",
     "fix_commands",
+    "fix_doctor",
     "fix_consumer",
     "fix_dispatch",
     "fix_relay",
