@@ -59,7 +59,9 @@ def connect(url: str) -> Iterator[Connection]:
         connect_timeout=given.get("connect_timeout") or CONNECT_TIMEOUT_S,
     )
     with psycopg.connect(wanted, autocommit=True) as connection:
-        connection.execute(f"set statement_timeout = {STATEMENT_TIMEOUT_MS}")
+        # Not on a pooler's session, which goes to somebody else afterwards.
+        if _backend_pid(connection) == connection.info.backend_pid:
+            connection.execute(f"set statement_timeout = {STATEMENT_TIMEOUT_MS}")
         yield connection
 
 
@@ -73,7 +75,7 @@ def read_server(connection: Connection, slot: str, clock: Callable[[], float] = 
         """
         select (select count(*) from pg_replication_slots)::int as slots,
                (select count(*) from pg_stat_replication)::int as senders,
-               pg_backend_pid() as backend_pid, pg_is_in_recovery() as in_recovery,
+               pg_is_in_recovery() as in_recovery,
                exists (select from pg_replication_slots s where s.slot_name = %(slot)s) as slot_exists,
                exists (select from pg_replication_slots s where s.slot_name = %(slot)s and s.active)
                  as relay_connected
@@ -88,6 +90,7 @@ def read_server(connection: Connection, slot: str, clock: Callable[[], float] = 
         skew_s=row["now"] - (before + after) / 2,
         look_s=after - before,
         session_pid=connection.info.backend_pid,
+        backend_pid=_backend_pid(connection),
         **counted,
     )
 
@@ -238,6 +241,10 @@ def _standby(url: str, host: Mapping[str, str], slot: str) -> StandbyFacts:
             return StandbyFacts(host=name, settings=_settings(connection), copy=_slot_row(connection, slot))
     except psycopg.Error as error:
         return StandbyFacts(host=name, error=" ".join(str(error).split()))
+
+
+def _backend_pid(connection: Connection) -> int:
+    return int(_row(connection, "select pg_backend_pid() as pid")["pid"])
 
 
 def _settings(connection: Connection) -> dict[str, str]:

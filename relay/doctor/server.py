@@ -111,7 +111,8 @@ def check_primary(facts: ServerFacts) -> Finding:
 
 def check_pooler(facts: ServerFacts) -> Finding:
     """A pooler has many clients for one backend, so that it makes up the pid (and the key to cancel by)
-    that each client is told. A proxy that only passes bytes on passes the true one."""
+    that each client is told (seen with PgBouncer 1.18). A proxy that only passes bytes on passes the true
+    one."""
     if facts.session_pid == facts.backend_pid:
         return ok("postgres.pooler", "the connection is the server's own, no pooler between")
     return error(

@@ -81,6 +81,15 @@ def check_migrations(facts: SourceFacts) -> Finding:
 
 
 def check_publication(facts: SourceFacts) -> Finding:
+    published = facts.published
+    if facts.recorded is None and not (published.outbox_exists and published.publication_exists):
+        missing = "publication" if published.outbox_exists else "outbox"
+        return error(
+            "outbox.publication",
+            f"There is no {missing} yet.",
+            "Nothing that is committed now reaches a relay.",
+            "`relay init`",
+        )
     return unless_refused(
         "outbox.publication",
         f"the publication {facts.publication} sends every insert of {facts.mapping.name}",
