@@ -142,7 +142,10 @@ class Settings(BaseModel):
         return self
 
     def require_database(self) -> str:
-        """The libpq connection string. Raises UsageError when it isn't set, or is none."""
+        """The libpq connection string. Raises UsageError when it isn't set, or is none.
+
+        Of several hosts the one that takes writes is meant: nothing of ours works on a standby.
+        """
         url = self.database_url.get_secret_value()
         if not url:
             raise UsageError(
@@ -151,10 +154,10 @@ class Settings(BaseModel):
             )
         # Here, because a command that needs no database shouldn't pay for libpq.
         from psycopg import ProgrammingError
-        from psycopg.conninfo import conninfo_to_dict
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
         try:
-            conninfo_to_dict(url)
+            given = conninfo_to_dict(url)
         except ProgrammingError:
             # libpq's own words repeat what it couldn't read, which may be the password.
             raise UsageError(
@@ -162,6 +165,9 @@ class Settings(BaseModel):
                 remedy="Write postgresql://user:password@host:5432/app, special characters in the password"
                 " percent-encoded, or host=… dbname=….",
             ) from None
+        hosts = f"{given.get('host') or ''}{given.get('hostaddr') or ''}"
+        if "," in hosts and not given.get("target_session_attrs"):
+            return make_conninfo(url, target_session_attrs="read-write")
         return url
 
     def require_kafka(self) -> dict[str, str]:

@@ -43,11 +43,11 @@ class Pair:
         self.proxy = proxy
 
     def both(self, url: str) -> str:
-        """`url` of one of them with both hosts, and the wrong one first."""
+        """`url` of one of them with both hosts, and the wrong one first; ours choose the one for writing."""
         hosts = [f"{server.host}:{server.port}" for server in (self.standby, self.primary)]
         for host in hosts:
             url = url.replace(f"@{host}/", f"@{','.join(hosts)}/")
-        return f"{url}?target_session_attrs=read-write"
+        return url
 
     def ask(self, server: EmbeddedPostgres, query: LiteralString, *parameters: object) -> Any:
         with psycopg.connect(server.superuser_url, autocommit=True) as connection:

@@ -18,7 +18,7 @@ def test_a_promotion_under_load_loses_nothing_and_repeats_nothing(relay_on_pair:
     relay, pair = relay_on_pair, relay_on_pair.pair
     process = relay.start_synced()
     pair.synchronous()
-    with Applications(pair.both(relay.database.url)) as applications:
+    with Applications(f"{pair.both(relay.database.url)}?target_session_attrs=read-write") as applications:
         applications.wait_for_more(100)
         pair.primary.stop("immediate")
         pair.promote()
@@ -42,12 +42,18 @@ def test_a_relay_that_starts_again_after_a_promotion_goes_on_and_never_goes_back
     assert process.stop() == 0, process.output()
     relay.emit(3)
     pair.wait_caught_up()
+    only_standby = relay.database.url.replace(f":{pair.primary.port}/", f":{pair.standby.port}/")
+    # A relay that knows the standby alone waits there. It verifies the new timeline, and dies before Kafka
+    # has heard of it.
+    process = relay.run(
+        "This Postgres is a standby",
+        RELAY_DATABASE_URL=only_standby,
+        RELAY_FAILPOINTS="relay.transaction_read=kill",
+        RELAY_ALLOW_FAILPOINTS="1",
+    )
     pair.primary.stop("immediate")
     pair.promote()
     relay.move()
-
-    # It verifies the new timeline and dies before Kafka has heard of it.
-    process = relay.start(RELAY_FAILPOINTS="relay.transaction_read=kill", RELAY_ALLOW_FAILPOINTS="1")
     assert process.wait() == -9, process.output()
     assert relay.one("select verified_timeline from relay.source_identity") == 2
     process = relay.start()

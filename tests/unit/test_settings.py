@@ -4,9 +4,25 @@ import traceback
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from relay.errors import UsageError
 from relay.settings import load
+
+
+@pytest.mark.parametrize(
+    ("url", "attributes"),
+    [
+        ("postgresql://u@a:1,b:2/app", "read-write"),
+        ("host=a,b dbname=app", "read-write"),
+        ("hostaddr=10.0.0.1,10.0.0.2 dbname=app", "read-write"),
+        ("postgresql://u@a,b/app?target_session_attrs=primary", "primary"),
+        ("postgresql://u@a:1/app", None),
+    ],
+)
+def test_of_several_hosts_the_one_that_takes_writes_is_meant(url: str, attributes: str | None) -> None:
+    found = load(environ={"RELAY_DATABASE_URL": url}).settings.require_database()
+    assert conninfo_to_dict(found).get("target_session_attrs") == attributes
 
 
 @pytest.mark.parametrize(
