@@ -19,7 +19,7 @@ MAY_CALL: Final = {
     },
     "relay_operator": {
         "now", "context", "emit", "settle", "dispute", "set_allowance", "dispatch_gate", "specification_hash",
-        "hashed_field", "prepare_operation", "request_cancel",
+        "hashed_field", "prepare_operation", "request_cancel", "prune_choose", "prune",
     },
     "relay_reader": {"now", "context", "dispatch_gate"},
 }  # fmt: skip
