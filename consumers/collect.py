@@ -36,10 +36,8 @@ class Collect(Consumer):
     async def handle(self, event: Event, ctx: Context) -> None:
         operation_id = UUID(str(event.payload["operation_id"]))
         async with ctx.pool.connection() as connection:
-            subject = await observations.load(connection, operation_id)
-            if subject is None:
-                raise self._unseen.missing(event.event_id, f"There is no operation {operation_id} (yet).")
-            self._unseen.seen(event.event_id)
+            found = await observations.load(connection, operation_id)
+            subject = self._unseen.require(event, found, "operation")
             profile = await self._providers.profile(connection, subject.provider, subject.profile_digest)
             job_id = subject.job_id
             why_not = _nothing_to_ask(subject, profile.poll.min_s)

@@ -99,10 +99,8 @@ class Deliver(Consumer):
     async def _claim(self, event: Event, ctx: Context) -> Work | None:
         operation_id = UUID(str(event.payload["operation_id"]))
         async with ctx.pool.connection() as connection:
-            delivery = await deliveries.load(connection, operation_id)
-            if delivery is None:
-                raise self._unseen.missing(event.event_id, f"There is no delivery {operation_id} (yet).")
-            self._unseen.seen(event.event_id)
+            found = await deliveries.load(connection, operation_id)
+            delivery = self._unseen.require(event, found, "delivery")
             ours = self._at_work.pop(operation_id, None)
             if ours is not None and ours.held.token == delivery.claim_token and delivery.lease_alive:
                 self._at_work[operation_id] = ours

@@ -114,6 +114,7 @@ class Dispatch(Consumer):
                 token=uuid4(),
                 worker=self._worker,
                 lease_s=ctx.settings.claim_lease_s,
+                event_version=event.version,
             )
         except claims.OperationMissing as error:
             raise self._unseen.missing(event.event_id, str(error)) from error

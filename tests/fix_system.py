@@ -74,10 +74,11 @@ class System:
         assert made.wait() == 0, made.output()
         self.owner.execute("select relay.set_allowance(%s, 'credit', 1000, 'test')", [OWNER])
 
-    def start(self, *names: str, failpoints: str = "") -> None:
-        """Start (again) the named processes; all but the simulator when none is named."""
+    def start(self, *names: str, failpoints: str = "", **extra: str) -> None:
+        """Start (again) the named processes; all but the simulator when none is named. `extra` are more
+        variables."""
         for name in names or tuple(_LOGINS):
-            environment = self.environment(_LOGINS[name])
+            environment = self.environment(_LOGINS[name]) | extra
             if failpoints:
                 environment |= {"RELAY_FAILPOINTS": failpoints, "RELAY_ALLOW_FAILPOINTS": "1"}
             args = [name] if name in {"run", "schedule"} else ["consume", name]

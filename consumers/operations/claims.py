@@ -75,10 +75,12 @@ async def claim(
     token: UUID,
     worker: str,
     lease_s: float,
+    event_version: int | None = None,
 ) -> Claim | NotClaimed:
     """Claim the operation and reserve its maximum cost, in one transaction.
 
-    Raises Unavailable while the dispatch gate is closed, and OperationMissing when there is no such row.
+    Raises Unavailable while the dispatch gate is closed, and OperationMissing when there is no such row, or
+    only one from before the event's version: it is in a commit that isn't visible yet.
     What doesn't fit its allowance, or whose provider is paused, is held in the same transaction.
     """
     async with connection.transaction():
@@ -103,7 +105,7 @@ async def claim(
             )
             won = await cursor.fetchone()
         if won is None:
-            return await _why_not(connection, operation_id, dispatch_no)
+            return await _why_not(connection, operation_id, dispatch_no, event_version or 0)
         if won.cancel_requested:
             await _end(
                 connection, won, _SQL["cancel"], Ground(worker, Cause.CANCEL, "requested before sending")
@@ -222,12 +224,17 @@ async def _end(
 
 
 async def _why_not(
-    connection: psycopg.AsyncConnection[Any], operation_id: UUID, dispatch_no: int
+    connection: psycopg.AsyncConnection[Any], operation_id: UUID, dispatch_no: int, event_version: int
 ) -> NotClaimed:
     row = await _one(connection, _SQL["look"], {"operation_id": operation_id})
     if row is None:
         raise OperationMissing(f"There is no operation {operation_id} (yet).")
-    phase, current, _job_id = row
+    phase, current, version = row
+    if version < event_version:
+        raise OperationMissing(
+            f"The operation {operation_id} is at version {version}, and not (yet) at the event's "
+            f"{event_version}."
+        )
     if current != dispatch_no:
         return NotClaimed(f"the event is of dispatch {dispatch_no}, the operation at {current}")
     return NotClaimed(f"it is {phase}" if phase != "prepared" else "it may not be claimed yet")

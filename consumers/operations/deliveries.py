@@ -33,6 +33,7 @@ class Delivery:
     """A delivery's row with what it needs of its parent, whose outputs it stores."""
 
     operation_id: UUID
+    version: int
     phase: str
     dispatch_no: int
     claim_token: UUID | None

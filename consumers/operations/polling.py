@@ -37,6 +37,7 @@ class Subject:
     """
 
     operation_id: UUID
+    version: int
     phase: str
     is_final: bool
     job_id: str | None

@@ -34,6 +34,7 @@ GENACE: Final = load_profiles(())["genace"]
 OUTPUTS: Final = (Output(url="https://files.example/1", name="1.bin"),)
 SUBJECT: Final = Subject(
     operation_id=UUID(int=7),
+    version=4,
     phase="accepted",
     is_final=False,
     job_id="job-1",

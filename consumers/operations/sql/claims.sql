@@ -16,7 +16,7 @@ returning operation_id, claim_token as token, dispatch_no, kind, owner_id, provi
           specification_hash, payload, payload_version, max_cost, cost_unit, cancel_requested
 
 -- name: look
-select phase, dispatch_no, job_id from relay.operation where operation_id = %(operation_id)s
+select phase, dispatch_no, version from relay.operation where operation_id = %(operation_id)s
 
 -- name: paused
 select paused_reason from relay.provider_account

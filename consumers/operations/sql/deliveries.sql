@@ -1,5 +1,5 @@
 -- name: load
-select d.operation_id, d.phase, d.dispatch_no, d.claim_token, d.lease_expires_at > relay.now() as lease_alive,
+select d.operation_id, d.version, d.phase, d.dispatch_no, d.claim_token, d.lease_expires_at > relay.now() as lease_alive,
        d.owner_id, p.operation_id as parent_operation_id, p.job_id, p.provider, p.account, p.profile_digest,
        a.current_digest
   from relay.operation d

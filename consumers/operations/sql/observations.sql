@@ -1,5 +1,5 @@
 -- name: load
-select o.operation_id, o.phase, o.is_final, o.job_id, o.provider, o.account, o.profile_digest, o.dispatch_no,
+select o.operation_id, o.version, o.phase, o.is_final, o.job_id, o.provider, o.account, o.profile_digest, o.dispatch_no,
        o.max_cost, o.accounting, o.observed_at, o.observations, o.updated_at,
        accepted.at as accepted_at,
        greatest(accepted.at, (select max(a.finished_at) from relay.attempt a
