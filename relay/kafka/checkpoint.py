@@ -6,7 +6,7 @@ make events a second time.
 
 import uuid
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -98,9 +98,23 @@ def decode(data: bytes) -> Checkpoint:
     )
 
 
+class Written(NamedTuple):
+    checkpoint: Checkpoint
+    written_ms: int
+    """When the last one was written: milliseconds since 1970, by the clock of the relay that did."""
+
+
 def read(
     properties: Mapping[str, str], prefix: str, relay_id: uuid.UUID, *, timeout_s: float = PROGRESS_TIMEOUT_S
 ) -> Checkpoint | None:
+    """`read_written` without the time."""
+    found = read_written(properties, prefix, relay_id, timeout_s=timeout_s)
+    return None if found is None else found.checkpoint
+
+
+def read_written(
+    properties: Mapping[str, str], prefix: str, relay_id: uuid.UUID, *, timeout_s: float = PROGRESS_TIMEOUT_S
+) -> Written | None:
     """The last committed checkpoint, read up to the true end of the partition; None when there is none.
 
     Raises Unavailable when Kafka doesn't answer, and CheckpointUnreadable when a hanging transaction hides
@@ -114,7 +128,7 @@ def read(
         span = spans.Span(max(whole.first, whole.end - window), whole.end)
         found = _ours(properties, place, relay_id, span, timeout_s)
         if found:
-            return furthest(found, name)
+            return Written(furthest([value for value, _ in found], name), found[-1][1])
         if span.first == whole.first:
             break
         window *= 2
@@ -154,11 +168,11 @@ def _order(checkpoint: Checkpoint) -> tuple[int, int, int, int, int]:
 
 def _ours(
     properties: Mapping[str, str], place: spans.Place, relay_id: uuid.UUID, span: spans.Span, timeout_s: float
-) -> list[bytes]:
-    """The values of our records in `span`, markers and aborted records passed over."""
+) -> list[tuple[bytes, int]]:
+    """Values and times of our records in `span`, markers and aborted records passed over."""
     try:
         return [
-            message.value() or b""
+            (message.value() or b"", message.timestamp()[1])
             for message in spans.read(properties, {place: span}, timeout_s=timeout_s)
             if message.key() == relay_id.bytes
         ]
