@@ -1,22 +1,18 @@
 """The relay dies at each boundary, stops cleanly, hands over: nothing is lost, and nothing comes twice."""
 
+from typing import Final
+
 import pytest
 
 from fix_relay import RelayUnderTest
 from fix_waiting import eventually
+from relay import failpoints
 
 
-@pytest.mark.parametrize(
-    "failpoint",
-    [
-        "relay.transaction_read",
-        "relay.encoded",
-        "relay.before_kafka_commit",
-        "relay.kafka_committed",
-        "relay.before_feedback",
-        "relay.feedback_sent",
-    ],
-)
+BOUNDARIES: Final = sorted(name for name in failpoints.NAMES if name.startswith("relay."))
+
+
+@pytest.mark.parametrize("failpoint", BOUNDARIES)
 def test_after_a_kill_at_any_boundary_each_event_is_there_once(
     failpoint: str, exactly_once: RelayUnderTest
 ) -> None:
