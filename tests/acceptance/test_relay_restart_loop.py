@@ -72,7 +72,7 @@ class Writers:
     def wake(self, more: int) -> None:
         """Let them commit so many more."""
         with self._turn:
-            self._wanted = max(self._wanted, self.commits) + more
+            self._wanted = max(self._wanted, self.commits + more)
             self._turn.notify_all()
 
     def _write(self, number: int) -> None:

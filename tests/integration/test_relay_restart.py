@@ -8,7 +8,6 @@ from fix_relay import RelayUnderTest
 from fix_waiting import eventually
 from relay import failpoints
 
-
 BOUNDARIES: Final = sorted(name for name in failpoints.NAMES if name.startswith("relay."))
 
 
