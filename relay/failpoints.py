@@ -24,6 +24,8 @@ RELAY_BEFORE_KAFKA_COMMIT: Final = "relay.before_kafka_commit"
 RELAY_KAFKA_COMMITTED: Final = "relay.kafka_committed"
 RELAY_BEFORE_FEEDBACK: Final = "relay.before_feedback"
 RELAY_FEEDBACK_SENT: Final = "relay.feedback_sent"
+RELAY_REPUBLISH_TAKEN: Final = "relay.republish_taken"
+RELAY_REPUBLISHED: Final = "relay.republished"
 
 # relay outbox repair, relay init --backfill
 REPAIR_STATE_SET: Final = "repair.state_set"

@@ -7,9 +7,11 @@ of ours that isn't in Kafka already.
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from relay.errors import DecodeError, UsageError
+from relay.errors import BadEventHalt, DecodeError, UsageError
+from relay.outbox import message as messages
+from relay.outbox.bad_event import REPUBLISH, OnBadEvent, Verdicts, halt
 from relay.outbox.event import BadEvent, EventEncoder, ParkedEvent, Record
 from relay.outbox.mapping import OutboxMapping
 from relay.wal.pgoutput import Begin, Commit, Decoder, Ignored, Keepalive, LogicalMessage, Relation, Row
@@ -48,11 +50,19 @@ class Part:
     """What to tell the watermark when it is durable; 0 while more of it follows."""
 
 
+class Asked(NamedTuple):
+    """A message about a parked event: the intake stands before it until `answer` is called."""
+
+    position: Position
+    content: bytes
+
+
 class Intake:
     """`after` is the checkpoint's position: events up to it are in Kafka and are not made again.
 
     `refused` holds positions that the broker refused, with the reason. Up to `one_by_one_until` each event is
-    a part of its own, so that the one that the broker refuses can be told.
+    a part of its own, so that the one that the broker refuses can be told. `verdicts` decides about events
+    that an earlier life has parked, or whose key waits. Feed nothing while `waits`.
     """
 
     def __init__(
@@ -66,6 +76,8 @@ class Intake:
         cut_bytes: int,
         one_by_one_until: Position = (0, -1),
         refused: Mapping[Position, str] | None = None,
+        verdicts: Verdicts | None = None,
+        on_bad_event: OnBadEvent = "park",
     ) -> None:
         columns = mapping.columns.mapped()
         self._decode = Decoder(mapping.schema, mapping.table, tuple(columns.values())).decode
@@ -75,9 +87,14 @@ class Intake:
         self._cut_bytes = cut_bytes
         self._one_by_one_until = one_by_one_until
         self._refused = dict(refused or {})
+        self._verdicts = Verdicts() if verdicts is None else verdicts  # an empty one is false
+        self._on_bad_event = on_bad_event
+        self._mapping = mapping
+        self._event_prefix = messages.PREFIX if mapping.source == "message" else None
         self._seq_column = mapping.columns.seq
         self._seq_at = list(columns).index("seq") if "seq" in columns else -1
         self._id_at = list(columns).index("event_id")
+        self._key_at = list(columns).index("operation_id")
         self._commit_lsn = 0
         self._index = 0
         self._skip_through = -1
@@ -86,6 +103,11 @@ class Intake:
         self.seq = seq
         self.streamed_to = 0
         """Everything that was committed below this LSN has come by."""
+        self.waits = False
+        """Whether nothing may be fed: a message is `asked`, or the relay is to `stop`."""
+        self.asked: Asked | None = None
+        self.stop: BadEventHalt | None = None
+        """Raise it once everything before it is in Kafka and confirmed."""
         self.reply_requested = False
         self.in_transaction = False
         self.ready: deque[Part] = deque()
@@ -123,7 +145,7 @@ class Intake:
             if message.mapped:
                 self._relation(message)
         elif type(message) is LogicalMessage:
-            self.ignored["message"] += 1
+            self._message(message)
         elif type(message) is Ignored:
             self.ignored[message.kind] += 1
 
@@ -162,22 +184,83 @@ class Intake:
         if index <= self._skip_through:
             self.skipped += 1
             return
-        part = self._part
         position = (self._commit_lsn, index)
         try:
+            if self._verdicts and (bad := self._verdicts.of(position, row[self._key_at])) is not None:
+                raise bad
             record = self._encoder.record(row, index)
             if self._refused and position in self._refused:
                 raise BadEvent("refused_by_broker", self._refused[position], record[0])
         except BadEvent as bad:
-            parked = self._encoder.parked(row, index, bad)
-            part.parked[len(part.records)] = parked
-            record = parked.record
+            self._bad(row, index, bad)
+            return
+        self._add(record, position, row[self._id_at])
+
+    def _message(self, message: LogicalMessage) -> None:
+        """A message of ours counts like a row; anybody else's, and one that outlives a rollback, doesn't."""
+        if message.prefix not in {REPUBLISH, self._event_prefix}:
+            self.ignored["message"] += 1
+        elif not message.transactional:
+            self.ignored["message_not_transactional"] += 1
+        elif message.prefix == REPUBLISH:
+            index = self._index
+            self._index = index + 1
+            if index <= self._skip_through:
+                self.skipped += 1
+                return
+            if self._part.parked:
+                self._cut = True
+                self._finish()  # what it is about may be in there: its row comes first
+            self.asked = Asked((self._commit_lsn, index), message.content)
+            self.waits = True
+        else:
+            try:
+                row = messages.row_of(message.content, self._mapping)
+            except BadEvent as bad:
+                self._unreadable(message.content, bad)
+            else:
+                self._row(row)
+
+    def _unreadable(self, content: bytes, bad: BadEvent) -> None:
+        index = self._index
+        self._index = index + 1
+        if index <= self._skip_through:
+            self.skipped += 1
+            return
+        self._bad([*messages.unreadable(content, self._mapping), None], index, bad)
+
+    def answer(self, record: Record | None) -> None:
+        """What becomes of the message that was `asked`: a record, or nothing."""
+        asked, self.asked, self.waits = self.asked, None, False
+        if asked is not None and record is not None:
+            self._add(record, asked.position, dict(record[3])["ce_id"])
+
+    def refusal(self, position: Position) -> str | None:
+        """What the broker said when it refused the record of `position` before."""
+        return self._refused.get(position)
+
+    def _bad(self, row: Row, index: int, bad: BadEvent) -> None:
+        """Park it; or stop before it, once what came before is in Kafka."""
+        position = (self._commit_lsn, index)
+        if len(row) == len(self._mapping.columns.mapped()):
+            row.append(None)  # as the encoder's `record` does
+        parked = self._encoder.parked(row, index, bad)
+        if self._on_bad_event == "halt" and not self._verdicts.is_parked(position):
+            self.stop, self.waits = halt(parked), True
+            return
+        if self._on_bad_event == "park_key" and (stop := self._verdicts.parked(position, row[self._key_at])):
+            self.stop, self.waits = stop, True
+            return
+        self._part.parked[len(self._part.records)] = parked
+        self._add(parked.record, position, row[self._id_at])
+
+    def _add(self, record: Record, position: Position, event_id: bytes | None) -> None:
+        part = self._part
         part.records.append(record)
         size = len(record[1] or b"") + len(record[2] or b"")
         part.wire_bytes += size + RECORD_WIRE_BYTES
         part.held_bytes += size + RECORD_OVERHEAD_BYTES
         part.last = position
-        event_id = row[self._id_at]
         part.last_event_id = event_id.decode() if event_id is not None else ""
         if part.held_bytes >= self._cut_bytes or position <= self._one_by_one_until:
             self._cut = True

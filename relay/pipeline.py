@@ -14,16 +14,16 @@ import msgspec
 import structlog
 
 from relay import failpoints, identity, metrics
-from relay.errors import REPAIR, BadEventHalt, StreamIncomplete, Unavailable
+from relay.errors import REPAIR, StreamIncomplete, Unavailable
 from relay.health import Health
 from relay.intake import Intake, Part, Position
 from relay.kafka.committer import Committer
 from relay.kafka.publisher import PAUSE_AFTER_COMMIT_S, RecordRefused
 from relay.kafka.topics import WATCH_EVERY_S
-from relay.outbox.event import EventEncoder, ParkedEvent, Schemas
+from relay.outbox.event import EventEncoder, Schemas
 from relay.outbox.mapping import OutboxMapping
-from relay.outbox.parking import park
-from relay.session import Memory, Session, Started, StartOver, repeat
+from relay.parking import Parking
+from relay.session import Memory, Session, Started, repeat
 from relay.settings import Settings
 from relay.waking import Stopping, Waker
 from relay.wal import publication as publications
@@ -135,6 +135,13 @@ class Pipeline:
             one_topic=self._settings.topic,
             limit_bytes=session.topics.limit_bytes,
         )
+        self._parking = Parking(
+            session,
+            self._encoder,
+            started.lot,
+            relay_id=started.recorded.relay_id,
+            epoch=started.checkpoint.epoch,
+        )
         self._intake = Intake(
             self._mapping,
             self._encoder,
@@ -144,6 +151,8 @@ class Pipeline:
             cut_bytes=self._settings.queue_bytes // _CUT_FRACTION,
             one_by_one_until=self._memory.one_by_one_until,
             refused=self._memory.refused,
+            verdicts=self._parking.verdicts,
+            on_bad_event=self._settings.on_bad_event,
         )
         self._committer = Committer(started.publisher, session.waker.wake)
         self._group: Group | None = None
@@ -184,7 +193,7 @@ class Pipeline:
         most = self._settings.queue_bytes
         feed = intake.feed
         for _ in range(_READ_BURST):
-            self._full = intake.held_bytes >= most
+            self._full = intake.waits or intake.held_bytes >= most
             if self._full:
                 return
             data = receive()
@@ -204,6 +213,10 @@ class Pipeline:
             self._produce(intake.take())
         if self._group is not None and self._is_due(self._group):
             self._commit(self._group)
+        if intake.asked and not intake.ready:
+            self._parking.resolve(intake)
+        if intake.stop and self._is_quiet():
+            raise intake.stop
 
     def _closes_before(self, part: Part) -> bool:
         """Whether the open group must be committed without `part`."""
@@ -229,7 +242,7 @@ class Pipeline:
     def _produce(self, part: Part) -> None:
         failpoints.hit(failpoints.RELAY_TRANSACTION_READ)
         if part.parked:
-            self._park(list(part.parked.values()))
+            self._parking.park(list(part.parked.values()))
         if self._encoder.new_topics:
             self._make_topics()
         if self._group is None:
@@ -239,22 +252,8 @@ class Pipeline:
         try:
             self._publisher.produce(part.records)
         except RecordRefused as refused:
-            raise self._blame(self._group, refused) from refused
+            raise self._parking.blame(self._group, refused) from refused
         failpoints.hit(failpoints.RELAY_ENCODED)
-
-    def _park(self, events: list[ParkedEvent]) -> None:
-        """Postgres first: the dead-letter record may exist only for a row that is committed."""
-        relay_id = self._recorded.relay_id
-        self._session.ask(partial(park, relay_id=relay_id, events=events), interruptible=False)
-        for event in events:
-            metrics.PARKED.labels(event.reason_code).inc()
-            log.warning(
-                "parked",
-                event_id=str(event.event_id),
-                event_type=event.event_type,
-                reason_code=event.reason_code,
-                reason=event.reason,
-            )
 
     def _make_topics(self) -> None:
         names = sorted(self._encoder.new_topics)
@@ -287,13 +286,14 @@ class Pipeline:
         group, self._in_flight = self._in_flight, None
         if ended.error is not None:
             if isinstance(ended.error, RecordRefused) and group is not None:
-                raise self._blame(group, ended.error) from ended.error
+                raise self._parking.blame(group, ended.error) from ended.error
             raise ended.error
         self._watermark.durable(ended.ordinal)
         self._checkpoint = ended.checkpoint
         self._produce_at = time.monotonic() + PAUSE_AFTER_COMMIT_S
         self._memory.progressed = True
         self._session.health.progressed(ended.checkpoint.seq)
+        self._parking.published((ended.checkpoint.commit_lsn, ended.checkpoint.index))
         self._confirm()
         metrics.committed(
             ended.seconds, 0 if group is None else group.events, 0 if group is None else group.bytes
@@ -310,22 +310,6 @@ class Pipeline:
         metrics.confirmed(lsn, self._intake.streamed_to)
         failpoints.hit(failpoints.RELAY_FEEDBACK_SENT)
 
-    def _blame(self, group: Group, refused: RecordRefused) -> Exception:
-        """The broker refused a record: go again one by one until it is known which, then park it."""
-        if group.last is None:
-            return Unavailable(f"Kafka refused the checkpoint: {refused.reason}.")
-        if group.events == 1:
-            if group.last in self._memory.refused:
-                return BadEventHalt(
-                    f"Kafka refuses even the dead-letter record of {group.last_event_id}: {refused.reason}.",
-                    meaning="The event is in relay.parked_event, and the relay can't go past it.",
-                    remedy="Look at the dead-letter topic's settings and permissions, then start again.",
-                )
-            self._memory.refused[group.last] = refused.reason
-        else:
-            self._memory.one_by_one_until = max(self._memory.one_by_one_until, group.last)
-        return StartOver(f"Kafka refused a record ({refused.reason})")
-
     # Everything that has a time
 
     def _tend(self) -> None:
@@ -338,6 +322,7 @@ class Pipeline:
             self._idle_at = time.monotonic()
             self._confirm()
         self._session.health.turned(holds=self._holds(), streamed_to=self._intake.streamed_to)
+        self._parking.tend()
         self._tend_awaited()
         self._tend_idle()
         self._tend_topics()
@@ -434,6 +419,7 @@ class Pipeline:
             log.info("draining", reason="stop" if stop else "Postgres shuts down")
             self._session.health.stopping("what was read is brought to Kafka")
         empty = self._group is None and not self._committer.busy and not self._intake.ready
+        empty = empty and not self._parking.settling
         if stop and empty:
             log.info("stopped", confirmed_lsn=format_lsn(self._checkpoint.confirmed_lsn))
             return True
@@ -444,13 +430,17 @@ class Pipeline:
     def _wait(self) -> None:
         """Until there is something to do; not at all while there is more to read and room for it."""
         stop = self._session.stopping.asked()
-        self._full = self._intake.held_bytes >= self._settings.queue_bytes
+        self._full = self._intake.waits or self._intake.held_bytes >= self._settings.queue_bytes
         reading = not self._full and not stop
         if reading and not self._drained:
             return
         now = time.monotonic()
         timeout_s = min(_WAIT_MOST_S, self._stream.due_in_s())
-        if not self._committer.busy and (self._intake.ready or stop) and self._produce_at > now:
+        if (
+            not self._committer.busy
+            and (self._intake.ready or self._intake.waits or stop)
+            and self._produce_at > now
+        ):
             timeout_s = min(timeout_s, self._produce_at - now)
         self._session.watch_stream(reading=reading)
         self._session.wait(timeout_s)

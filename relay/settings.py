@@ -96,7 +96,11 @@ class Settings(BaseModel):
         16 * MIB, ge=MIB, description="most that the relay holds of what Kafka hasn't taken"
     )
     group_bytes: int = Field(4 * MIB, ge=64 * 1024, description="a Kafka transaction is closed at this size")
-    on_bad_event: Literal["park"] = Field("park", description="what becomes of an event that can't be sent")
+    on_bad_event: Literal["park", "park_key", "halt"] = Field(
+        "park",
+        description="what becomes of an event that can't be sent: park it; park_key: its key's later events"
+        " wait behind it; halt: stop",
+    )
 
     # Schemas
     framing: Literal["single_object"] = Field("single_object", description="how Avro bytes are framed")
@@ -137,8 +141,6 @@ class Settings(BaseModel):
     def _check(self) -> "Settings":
         if self.registry_url is not None:
             raise ValueError("registry_url needs framing = confluent, which this release doesn't have")
-        if self.outbox_source == "message":
-            raise ValueError("outbox_source = message isn't in this release; use table")
         return self
 
     def require_database(self) -> str:

@@ -24,7 +24,7 @@ from relay.errors import Unavailable
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.outbox.audit import WAIT_S, Audit, Finding, Summary
-from relay.outbox.mapping import parse
+from relay.outbox.mapping import of_settings
 from relay.settings import load
 from relay.wal.lsn import parse_lsn
 from relay.wal.slot import SourceIdentity, initialise
@@ -225,7 +225,7 @@ class RelayUnderTest:
     def audit(self, *, wait_s: float = WAIT_S, **extra: str) -> tuple[Summary, list[Finding]]:
         """What `relay outbox audit` finds."""
         settings = load(environ=self.environment(None, **extra)).settings
-        mapping = parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows)
+        mapping = of_settings(settings)
         audit = Audit(settings, mapping, wait_s=wait_s)
         findings = list(audit.findings())
         return audit.summary, findings

@@ -6,11 +6,12 @@ from typing import Any
 import click
 import psycopg
 
-from consumers.commands.session import Amount, json_option, say_json, who, with_database
+from consumers.commands.session import Amount, json_option, say_json, with_database
 from consumers.operations import money
 from consumers.operations.money import Allowance, Held
 from consumers.review.screen import amount
 from consumers.terminal import draw, table
+from relay.commands.who import who
 from relay.settings import Settings
 
 Connection = psycopg.AsyncConnection[Any]

@@ -5,10 +5,11 @@ from typing import Any
 import click
 import psycopg
 
-from consumers.commands.session import json_option, say_json, who, with_database
+from consumers.commands.session import json_option, say_json, with_database
 from consumers.operations import accounts
 from consumers.operations.accounts import Account
 from consumers.terminal import draw, table
+from relay.commands.who import who
 from relay.errors import RelayError
 from relay.settings import Settings
 

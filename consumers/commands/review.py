@@ -11,7 +11,7 @@ from uuid import UUID
 import click
 import psycopg
 
-from consumers.commands.session import Amount, Id, json_option, say_json, who, with_database
+from consumers.commands.session import Amount, Id, json_option, say_json, with_database
 from consumers.operations import reviews
 from consumers.operations.decisions import Decision, Resolution, require_possible
 from consumers.operations.reviews import Resolved, Sight, Waiting
@@ -19,6 +19,7 @@ from consumers.review.judgement import judge
 from consumers.review.lookup import look_up, require_confirmed
 from consumers.review.screen import amount, moment, review_screen
 from consumers.terminal import draw, table
+from relay.commands.who import who
 from relay.settings import Settings
 
 THEN = {

@@ -1,8 +1,6 @@
 """What every command for people shares: one connection, refusals as sentences, and who it is that asks."""
 
 import asyncio
-import getpass
-import socket
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any, Final, TypeVar
@@ -34,11 +32,6 @@ def with_database(ctx: click.Context, work: Work[Result]) -> Result:
                 return await work(connection, settings)
 
     return asyncio.run(run())
-
-
-def who() -> str:
-    """The person at this machine, as journal and ledger name them."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def say_json(value: object) -> None:

@@ -8,8 +8,10 @@ from relay.commands.lazy import LazyGroup
 
 _MODULES: Final[dict[str, str]] = {
     "audit": "relay.commands.outbox_audit",
+    "parked": "relay.commands.outbox_parked",
     "repair": "relay.commands.outbox_repair",
     "prune": "relay.commands.outbox_prune",
+    "republish": "relay.commands.outbox_republish",
 }
 
 

@@ -9,7 +9,7 @@ import click
 
 from relay.cli import loaded
 from relay.outbox.audit import WAIT_S, Audit, Finding, Summary
-from relay.outbox.mapping import parse
+from relay.outbox.mapping import of_settings
 from relay.refused import in_words
 
 _SHOWN: Final = 50
@@ -36,7 +36,7 @@ def command(ctx: click.Context, *, wait_s: float, everything: bool, as_json: boo
     where it should be (what retention took is only said), else with 1.
     """
     settings = loaded(ctx).settings
-    mapping = parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows)
+    mapping = of_settings(settings)
     audit = Audit(settings, mapping, wait_s=wait_s, progress=_progress)
     with in_words(_LOGIN):
         for finding in audit.findings():

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from relay.cli import loaded
-from relay.outbox.mapping import parse
+from relay.outbox.mapping import of_settings
 from relay.refused import in_words
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -50,7 +50,7 @@ def command(ctx: click.Context, *, older_than: timedelta, batch: int, dry_run: b
     from relay.outbox import prune
 
     settings = loaded(ctx).settings
-    prune.require_native(parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows))
+    prune.require_native(of_settings(settings))
     url = settings.require_database()
     total = 0
     with in_words(_LOGIN), psycopg.connect(url, autocommit=True, application_name="outbox-relay prune") as it:

@@ -61,13 +61,13 @@ def carry_out(settings: Settings, asked: "Asked", *, dry_run: bool = False, as_j
     """Repair as `asked` and print what was done. Raises as `relay.outbox.repair.Repair` does."""
     from relay import logs
     from relay.avro.catalog import Catalog
-    from relay.outbox.mapping import parse
+    from relay.outbox.mapping import of_settings
     from relay.outbox.repair import Done, Repair
 
     logs.configure(settings.log_format, settings.log_level)
     settings.require_database()
     settings.require_kafka()
-    mapping = parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows)
+    mapping = of_settings(settings)
     repair = Repair(
         settings, mapping, Catalog.load(settings.schemas), asked, lambda line: click.echo(line, err=True)
     )

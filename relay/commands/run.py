@@ -37,17 +37,21 @@ def command(ctx: click.Context) -> None:
     """
     settings = loaded(ctx).settings
 
+    from structlog import get_logger
+
     from relay import logs, metrics, pipeline
     from relay.avro.catalog import Catalog
     from relay.exposition import serve
     from relay.health import Health
     from relay.measuring import Measuring
-    from relay.outbox.mapping import parse
+    from relay.outbox.mapping import of_settings
     from relay.waking import Stopping, Waker
 
     logs.configure(settings.log_format, settings.log_level)
-    mapping = parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows)
+    mapping = of_settings(settings)
     catalog = Catalog.load(settings.schemas)
+    if mapping.lacks is not None:
+        get_logger("relay").warning("not everything is possible with this outbox", reason=mapping.lacks)
     settings.require_database()
     settings.require_kafka()
     health = Health(settings.unhealthy_after_s)

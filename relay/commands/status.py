@@ -60,8 +60,8 @@ def _print(shown: Shown) -> None:
             click.echo(f"  {name.replace('_', ' ')}: {'-' if value is None else value}")
     if shown["parked"] and shown["parked"]["events"]:
         click.echo(
-            "\nParked events are in relay.parked_event: `select event_id, event_type, reason from"
-            " relay.parked_event where state = 'parked';`"
+            "\nParked events wait for somebody: `relay outbox parked list`, then"
+            " `relay outbox republish EVENT_ID`"
         )
 
 

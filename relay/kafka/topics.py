@@ -93,6 +93,11 @@ class Topics:
         self._describe_configs(wanted, checkpoint)
         self._seen.update(self._existing(wanted))
 
+    def refresh_limits(self, names: Iterable[str]) -> None:
+        """Ask again what topics take; what they are stays as it was seen. Raises Unavailable."""
+        if not self._embedded:
+            self._describe_configs(list(names), None)
+
     def compare(self) -> None:
         """Compare the topics with what they were. Raises TopicsChanged, or Unavailable."""
         if self._embedded or not self._seen:

@@ -16,6 +16,7 @@ import msgspec
 
 from relay.errors import PayloadMismatch, UnknownSchema
 from relay.outbox.mapping import OutboxMapping
+from relay.outbox.parts import parts_of, storable
 from relay.wal.lsn import format_lsn
 from relay.wal.pgoutput import Begin, Relation, Row
 
@@ -37,6 +38,8 @@ _TRACEPARENT_BYTES: Final = 256
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _UTC_TIME: Final = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\+00")
 DEBEZIUM_TOPIC: Final = "outbox.event."
+
+REPUBLISHED: Final[Header] = ("relay_origin", b"republish")
 
 Encode = Callable[[bytes], bytes]
 
@@ -76,6 +79,8 @@ class ParkedEvent:
     payload: str | None
     payload_bytes: int
     record: Record
+    parts: Mapping[str, str]
+    """What a republished record needs beside its payload: the row's other columns, by our names."""
 
 
 class _Route(NamedTuple):
@@ -115,6 +120,7 @@ class EventEncoder:
         self._limit_bytes = limit_bytes
         self._dead_letters = dead_letter_topic(topic_prefix)
         self.new_topics: set[str] = set()
+        self._met: set[str] = set()
         # A part of an event that the table has no column for is read from the None appended to each row.
         columns = list(mapping.columns.mapped())
         at = {name: columns.index(name) if name in columns else len(columns) for name in _PARTS}
@@ -203,6 +209,16 @@ class EventEncoder:
             )
         return record
 
+    def again(self, row: Row, index: int, *, from_hex: bool) -> Record:
+        """`record` for a row that was parked: of any relation, at a position of its own. Raises BadEvent."""
+        announced, self._from_hex = self._from_hex, from_hex
+        try:
+            record = self.record(row, index)
+        finally:
+            self._from_hex = announced
+        record[3].append(REPUBLISHED)
+        return record
+
     def parked(self, row: Row, index: int, bad: BadEvent) -> ParkedEvent:
         """What is kept of a row that can't be sent (`record` has seen it first)."""
         raw_id = row[self._event_id]
@@ -241,9 +257,10 @@ class EventEncoder:
             reason_code=bad.code,
             reason=bad.reason,
             topic=bad.topic,
-            payload=payload.decode() if kept else None,
+            payload=storable(payload) if kept else None,
             payload_bytes=len(payload),
             record=dead,
+            parts=parts_of(self._mapping, row, from_hex=self._from_hex),
         )
 
     def _route(self, event_type: bytes | None, version: bytes | None, route_by: bytes | None) -> _Route:
@@ -265,7 +282,9 @@ class EventEncoder:
             except ValueError:
                 raise BadEvent("schema_version", "the schema version is not a number", topic) from None
             headers.append(("schema_version", b"%d" % number))
-        self.new_topics.add(topic)
+        if topic not in self._met:
+            self._met.add(topic)
+            self.new_topics.add(topic)
         made = _Route(topic, encode, headers, self._limit_bytes(topic))
         self._routes[event_type, version, route_by] = made
         return made

@@ -6,8 +6,8 @@ It only knows names. It never reads a value and never opens a connection.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Final, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Final, Literal, Protocol
 
 from relay.errors import UsageError
 
@@ -51,10 +51,14 @@ class OutboxMapping:
     """`avro`: the JSON is encoded by its schema; `unchanged`: bytea as its bytes, all else as its text."""
     rows_kept: bool
     """Whether rows stay in the table, so that they can be counted against the stream."""
+    source: Literal["table", "message"] = "table"
+    """`message`: events come as logical messages, and there is no table at all."""
 
     @property
     def name(self) -> str:
         """As a person writes it: quoted only where that is needed. What `source_identity` keeps."""
+        if self.source == "message":
+            return MESSAGES
         parts = (self.schema, self.table)
         return ".".join(
             part if _PLAIN.fullmatch(part) else '"' + part.replace('"', '""') + '"' for part in parts
@@ -65,6 +69,22 @@ class OutboxMapping:
         """Quoted, for SQL."""
         return ".".join('"' + name.replace('"', '""') + '"' for name in (self.schema, self.table))
 
+    @property
+    def lacks(self) -> str | None:
+        """What can't exist with such an outbox, for whoever starts it; None when nothing is missing."""
+        if self.source == "message":
+            return f"events come as logical messages: no table keeps them, so {_NOT_WITHOUT_ROWS}"
+        if not self.rows_kept:
+            return f"rows don't stay in {self.name} (outbox_rows = deleted), so {_NOT_WITHOUT_ROWS}"
+        if self.columns.seq is None:
+            return f"{self.name} has no ordering column (seq): after a repair, order isn't promised"
+        return None
+
+
+MESSAGES: Final = "message:outbox"
+"""What stands for the table's name where events come as logical messages with the prefix `outbox`."""
+
+_NOT_WITHOUT_ROWS: Final = "repair, backfill and audit don't exist here; a lost slot loses events"
 
 NATIVE: Final = Columns(
     event_id="event_id",
@@ -84,13 +104,43 @@ DEBEZIUM: Final = Columns(
 """The table of Debezium's outbox event router (its documentation, "Basic outbox table")."""
 
 
-def parse(table: str, columns: str, rows: Literal["kept", "deleted"] | None = None) -> OutboxMapping:
-    """Read the three settings. Raises UsageError with one sentence that names the setting."""
+class OutboxSettings(Protocol):
+    """What is needed of `relay.settings.Settings`."""
+
+    @property
+    def outbox_table(self) -> str: ...
+    @property
+    def outbox_columns(self) -> str: ...
+    @property
+    def outbox_rows(self) -> Literal["kept", "deleted"] | None: ...
+    @property
+    def outbox_source(self) -> Literal["table", "message"]: ...
+
+
+def parse(
+    table: str,
+    columns: str,
+    rows: Literal["kept", "deleted"] | None = None,
+    source: Literal["table", "message"] = "table",
+) -> OutboxMapping:
+    """Read the settings. Raises UsageError with one sentence that names the setting.
+
+    With `message` only `columns` could matter, and a message has its own names: it must be `native`.
+    """
+    if source == "message":
+        if columns != "native":
+            raise UsageError("outbox_source = message has no columns to map: leave outbox_columns = native.")
+        return OutboxMapping("", "", replace(NATIVE, seq=None), "avro", rows_kept=False, source=source)
     schema, name = parse_table(table)
     if columns == "debezium":
         return OutboxMapping(schema, name, DEBEZIUM, "unchanged", rows == "kept")
     mapped = NATIVE if columns == "native" else _custom(columns)
     return OutboxMapping(schema, name, mapped, "avro", rows != "deleted")
+
+
+def of_settings(settings: OutboxSettings) -> OutboxMapping:
+    """The outbox that `settings` name. Raises UsageError as `parse` does."""
+    return parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows, settings.outbox_source)
 
 
 def parse_table(text: str) -> tuple[str, str]:

@@ -41,12 +41,14 @@ def create(
     when the outbox doesn't exist, and OutboxAltered when a relay's publication says something else.
     """
     found = read(connection, publication, mapping)
-    if not found.outbox_exists:
+    if mapping.source == "message":
+        _create_empty(connection, publication, found)
+    elif not found.outbox_exists:
         raise UsageError(
             f"The outbox {mapping.qualified_name} doesn't exist.",
             remedy="Create it, or set RELAY_OUTBOX_TABLE.",
         )
-    if not found.publication_exists and not found.missing_columns:
+    elif not found.publication_exists and not found.missing_columns:
         statement = sql.SQL(
             "create publication {} for table {} with (publish = 'insert', publish_via_partition_root = {})"
         ).format(
@@ -58,7 +60,7 @@ def create(
             connection.execute(statement)
         except psycopg.errors.DuplicateObject:
             pass  # made by somebody else in the meantime: checked below like any other
-        found = read(connection, publication, mapping)
+    found = read(connection, publication, mapping)
     unfit = _unfit(found, publication, mapping)
     if unfit is not None and new:
         wrong, mend = unfit
@@ -67,6 +69,18 @@ def create(
             remedy=f"{mend}, or set RELAY_PUBLICATION to a name of the relay's own; then `relay init` again.",
         )
     require(found, publication, mapping)
+
+
+def _create_empty(connection: psycopg.Connection[Any], publication: str, found: Published) -> None:
+    """Messages pass whatever a publication holds, but START_REPLICATION names one: it has no table."""
+    if found.publication_exists:
+        return
+    try:
+        connection.execute(
+            sql.SQL("create publication {} with (publish = 'insert')").format(sql.Identifier(publication))
+        )
+    except psycopg.errors.DuplicateObject:
+        pass  # made by somebody else in the meantime: the caller checks it like any other
 
 
 def require(found: Published, publication: str, mapping: OutboxMapping) -> None:
@@ -85,6 +99,8 @@ def require(found: Published, publication: str, mapping: OutboxMapping) -> None:
 def _unfit(found: Published, publication: str, mapping: OutboxMapping) -> tuple[str, str] | None:
     """What keeps rows from the relay, and the statement that mends it; None when nothing does."""
     name = '"' + publication.replace('"', '""') + '"'
+    if mapping.source == "message":
+        return _unfit_for_messages(found, name)
     table = mapping.qualified_name
     create_it = f"CREATE PUBLICATION {name} FOR TABLE {table} WITH (publish = 'insert')"
     if not found.outbox_exists:
@@ -125,6 +141,18 @@ def _unfit(found: Published, publication: str, mapping: OutboxMapping) -> tuple[
     return None
 
 
+def _unfit_for_messages(found: Published, name: str) -> tuple[str, str] | None:
+    create_it = f"CREATE PUBLICATION {name} WITH (publish = 'insert')"
+    if not found.publication_exists:
+        return f"the publication {name} is gone", f"`{create_it};`"
+    if found.all_tables or found.other_tables:
+        return (
+            f"the publication {name} has tables, and with outbox_source = message it must have none",
+            f"`DROP PUBLICATION {name}; {create_it};`",
+        )
+    return None
+
+
 def read(connection: psycopg.Connection[Any], publication: str, mapping: OutboxMapping) -> Published:
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(
@@ -139,7 +167,7 @@ def read(connection: psycopg.Connection[Any], publication: str, mapping: OutboxM
                    r.prqual is not null as row_filter,
                    r.prattrs is not null as column_list,
                    (select count(*)::int from pg_publication_rel o
-                     where o.prpubid = p.oid and o.prrelid <> c.oid)
+                     where o.prpubid = p.oid and o.prrelid is distinct from c.oid)
                      + (select count(*)::int from pg_publication_namespace n where n.pnpubid = p.oid)
                      as other_tables,
                    array(select named from unnest(%(columns)s::text[]) named
@@ -147,15 +175,15 @@ def read(connection: psycopg.Connection[Any], publication: str, mapping: OutboxM
                                              where a.attrelid = c.oid and a.attname = named
                                                and a.attnum > 0 and not a.attisdropped))
                      as missing_columns
-            from (select to_regclass(%(table)s) as oid) t
+            from (select to_regclass(%(table)s::text) as oid) t
             left join pg_class c on c.oid = t.oid
             left join pg_publication p on p.pubname = %(publication)s
             left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
             """,
             {
-                "table": mapping.qualified_name,
+                "table": mapping.qualified_name if mapping.source == "table" else None,
                 "publication": publication,
-                "columns": list(mapping.columns.mapped().values()),
+                "columns": list(mapping.columns.mapped().values()) if mapping.source == "table" else [],
             },
         ).fetchone()
     assert row is not None  # the first table of the join always has its row

@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from relay.errors import REPAIR, LogLost, Unavailable, UsageError, as_sentence
-from relay.outbox.mapping import OutboxMapping, parse
+from relay.outbox.mapping import OutboxMapping, of_settings
 from relay.settings import Settings
 from relay.wal import publication as publications
 from relay.wal.lsn import parse_lsn
@@ -83,7 +83,7 @@ def initialise(settings: Settings, *, slot_timeout_s: float = CREATE_SLOT_TIMEOU
     have been applied, and the login must own the outbox and have REPLICATION (or be a superuser). Raises
     UsageError, Unavailable, OutboxAltered or LogLost.
     """
-    mapping = parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows)
+    mapping = of_settings(settings)
     try:
         with psycopg.connect(settings.require_database(), autocommit=True) as connection:
             connection.execute("select pg_advisory_lock(%s)", [ADVISORY_LOCK])

@@ -11,7 +11,7 @@ from fix_operations import OPERATOR, ROLES, WORKER, Stage
 
 # What each group may call. A new function is for nobody until it is named here.
 MAY_CALL: Final = {
-    "relay_app": {"now", "context", "prepare_operation", "request_cancel"},
+    "relay_app": {"now", "context", "prepare_operation", "request_cancel", "emit_event"},
     "relay_replicator": {"now", "context"},
     "relay_worker": {
         "now", "context", "emit", "reserve", "settle", "prepare_delivery", "dispatch_gate",
@@ -20,6 +20,7 @@ MAY_CALL: Final = {
     "relay_operator": {
         "now", "context", "emit", "settle", "dispute", "set_allowance", "dispatch_gate", "specification_hash",
         "hashed_field", "prepare_operation", "request_cancel", "prune_choose", "prune",
+        "republish_parked", "discard_parked",
     },
     "relay_reader": {"now", "context", "dispatch_gate"},
 }  # fmt: skip
