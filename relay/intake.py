@@ -174,7 +174,7 @@ class Intake:
             self._skip_through = after_index if begin.final_lsn == after_lsn else _ALL
         self._encoder.begin(begin)
 
-    def _row(self, row: Row) -> None:
+    def _row(self, row: Row, unreadable: BadEvent | None = None) -> None:
         if not self.in_transaction:
             raise _disordered("a row outside of any transaction")
         index = self._index
@@ -188,6 +188,8 @@ class Intake:
         try:
             if self._verdicts and (bad := self._verdicts.of(position, row[self._key_at])) is not None:
                 raise bad
+            if unreadable is not None:
+                raise unreadable
             record = self._encoder.record(row, index)
             if self._refused and position in self._refused:
                 raise BadEvent("refused_by_broker", self._refused[position], record[0])
@@ -202,6 +204,8 @@ class Intake:
             self.ignored["message"] += 1
         elif not message.transactional:
             self.ignored["message_not_transactional"] += 1
+        elif not self.in_transaction:
+            raise _disordered("a transactional message outside of any transaction")
         elif message.prefix == REPUBLISH:
             index = self._index
             self._index = index + 1
@@ -215,19 +219,9 @@ class Intake:
             self.waits = True
         else:
             try:
-                row = messages.row_of(message.content, self._mapping)
+                self._row(messages.row_of(message.content, self._mapping))
             except BadEvent as bad:
-                self._unreadable(message.content, bad)
-            else:
-                self._row(row)
-
-    def _unreadable(self, content: bytes, bad: BadEvent) -> None:
-        index = self._index
-        self._index = index + 1
-        if index <= self._skip_through:
-            self.skipped += 1
-            return
-        self._bad([*messages.unreadable(content, self._mapping), None], index, bad)
+                self._row(messages.unreadable(message.content, self._mapping), bad)
 
     def answer(self, record: Record | None) -> None:
         """What becomes of the message that was `asked`: a record, or nothing."""

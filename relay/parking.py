@@ -17,10 +17,11 @@ import structlog
 from relay import failpoints, metrics
 from relay.errors import BadEventHalt, Unavailable
 from relay.intake import Asked, Intake, Position
+from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.publisher import RecordRefused
 from relay.outbox import message as messages
 from relay.outbox import parking
-from relay.outbox.bad_event import ParkingLot, Request, Verdicts, read_request
+from relay.outbox.bad_event import Request, Verdicts, read_request
 from relay.outbox.event import REPUBLISHED, BadEvent, EventEncoder, ParkedEvent, Record
 from relay.outbox.parking import Outcome, TakenUp
 from relay.outbox.parts import is_hex, row_of
@@ -45,18 +46,25 @@ class Group(Protocol):
 
 
 class Parking:
-    """Used by the relay's own thread. Raises Unavailable, Stop or StartOver; then discard the session."""
+    """Used by the relay's own thread; reads what was parked when it is made. Raises Unavailable, Stop or StartOver; then discard the session."""
 
     def __init__(
-        self, session: Session, encoder: EventEncoder, lot: ParkingLot, *, relay_id: uuid.UUID, epoch: int
+        self, session: Session, encoder: EventEncoder, relay_id: uuid.UUID, checkpoint: Checkpoint
     ) -> None:
         self._session = session
         self._encoder = encoder
         self._mapping = session.mapping
         self._relay_id = relay_id
-        self._epoch = epoch
+        self._epoch = checkpoint.epoch
         self._in_order = session.settings.on_bad_event == "park_key"
-        self.verdicts = Verdicts(lot.keys, lot.decided)
+        read = partial(
+            parking.at_start,
+            relay_id=relay_id,
+            epoch=checkpoint.epoch,
+            checkpoint=(checkpoint.commit_lsn, checkpoint.index),
+            keys=self._in_order,
+        )
+        self.verdicts = Verdicts(*session.ask(read))
         self._owed: deque[Position] = deque()
         """Where events were republished whose rows don't say so yet."""
         self._published: Position = (0, -1)

@@ -135,13 +135,7 @@ class Pipeline:
             one_topic=self._settings.topic,
             limit_bytes=session.topics.limit_bytes,
         )
-        self._parking = Parking(
-            session,
-            self._encoder,
-            started.lot,
-            relay_id=started.recorded.relay_id,
-            epoch=started.checkpoint.epoch,
-        )
+        self._parking = Parking(session, self._encoder, started.recorded.relay_id, started.checkpoint)
         self._intake = Intake(
             self._mapping,
             self._encoder,

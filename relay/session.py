@@ -24,8 +24,6 @@ from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.publisher import Acknowledged, Publisher, RecordRefused, Transactional
 from relay.kafka.topics import Topics
-from relay.outbox import parking
-from relay.outbox.bad_event import ParkingLot
 from relay.outbox.event import Schemas, dead_letter_topic, source_of, topics_from_start
 from relay.outbox.mapping import OutboxMapping
 from relay.outbox.phantoms import Places, named
@@ -78,7 +76,6 @@ class Started:
     confirmed_flush: int
     stream: ReplicationStream
     publisher: Publisher
-    lot: ParkingLot
 
 
 class Session:
@@ -156,7 +153,6 @@ class Session:
         if found is None:
             self.aside(partial(_write_first, publisher, checkpoint), "first-checkpoint")
         self.ask(partial(_write_verified, recorded, system))
-        lot = self.ask(partial(self._read_lot, recorded.relay_id, checkpoint))
         metrics.ACTIVE.set(1)
         self.health.active(checkpoint.seq)
         log.info(
@@ -167,7 +163,7 @@ class Session:
             from_lsn=format_lsn(checkpoint.confirmed_lsn),
             delivery=self.settings.delivery,
         )
-        return Started(recorded, checkpoint, slot.confirmed_flush or 0, stream, publisher, lot)
+        return Started(recorded, checkpoint, slot.confirmed_flush or 0, stream, publisher)
 
     def close(self) -> None:
         """Let go of the slot first, so that a standby can take over while the rest ends."""
@@ -272,15 +268,6 @@ class Session:
             standby.wait_until_free(
                 slot, self.memory.lost, ask=self.ask, sleep=self._sleep, announce=announce
             )
-
-    def _read_lot(self, relay_id: uuid.UUID, checkpoint: Checkpoint, connection: Connection) -> ParkingLot:
-        return parking.at_start(
-            connection,
-            relay_id,
-            epoch=checkpoint.epoch,
-            checkpoint=(checkpoint.commit_lsn, checkpoint.index),
-            keys=self.settings.on_bad_event == "park_key",
-        )
 
     def _sleep(self, seconds: float) -> None:
         sleep(self.waker, self.stopping, seconds)

@@ -6,7 +6,6 @@ the schemas say by then: to send an event that an operator sees as parked would 
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -38,8 +37,7 @@ class Decided(NamedTuple):
     """Whether it still waits for an operator, so that its key waits too."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParkingLot:
+class ParkingLot(NamedTuple):
     """What `relay.parked_event` says at the start: keys that wait, and decisions above the checkpoint."""
 
     keys: frozenset[str] = frozenset()
