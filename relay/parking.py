@@ -46,7 +46,10 @@ class Group(Protocol):
 
 
 class Parking:
-    """Used by the relay's own thread; reads what was parked when it is made. Raises Unavailable, Stop or StartOver; then discard the session."""
+    """Used by the relay's own thread; it reads what was parked when it is made.
+
+    Raises Unavailable, Stop or StartOver; then discard the session.
+    """
 
     def __init__(
         self, session: Session, encoder: EventEncoder, relay_id: uuid.UUID, checkpoint: Checkpoint
