@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import psycopg
 
+from relay.avro.catalog import Catalog
 from relay.errors import REPAIR, UsageError
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka import spans
@@ -130,6 +131,7 @@ class Audit:
             prefix=settings.topic_prefix,
             one_topic=settings.topic,
             relay_id=recorded.relay_id,
+            schemas=Catalog.load(settings.schemas),
         )
         names = topics.read(connection)
         self._progress(f"reading {len(names)} topics")

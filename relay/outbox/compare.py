@@ -16,7 +16,7 @@ from psycopg import sql
 from relay.kafka.contents import Contents, Record
 from relay.kafka.partitioner import partition_of
 from relay.kafka.spans import Place, Span
-from relay.outbox.event import dead_letter_topic, event_uuid, topic_of
+from relay.outbox.event import Schemas, dead_letter_topic, event_uuid, topic_of, topics_from_start
 from relay.outbox.mapping import OutboxMapping
 
 BATCH_ROWS: Final = 2_000
@@ -56,6 +56,8 @@ class Topics:
     prefix: str
     one_topic: str | None
     relay_id: uuid.UUID
+    schemas: Schemas | None = None
+    """Whose topics are looked at as well: a rewound outbox may have no row left of an event type."""
 
     @property
     def dead_letters(self) -> str:
@@ -65,14 +67,17 @@ class Topics:
         return topic_of(self.mapping, self.prefix, self.one_topic, event_type=row.event_type, route=row.route)
 
     def read(self, connection: psycopg.Connection[Any]) -> list[str]:
-        """Every topic that a row of the outbox may be in, dead letters included."""
+        """Every topic that a row of the outbox may be in, or may have been; dead letters included."""
         columns = self.mapping.columns
         query = sql.SQL("select distinct {}::text, {} from {}").format(
             sql.Identifier(columns.event_type), _text(columns.route), self._table()
         )
         rows = connection.execute(query).fetchall()
         kinds = (Row("", None, kind, route or "", None, None) for kind, route in rows if kind is not None)
-        return sorted({self.dead_letters, *(self.of(kind) for kind in kinds)})
+        start = (
+            topics_from_start(self.mapping, self.schemas, self.prefix, self.one_topic) if self.schemas else ()
+        )
+        return sorted({self.dead_letters, *start, *(self.of(kind) for kind in kinds)})
 
     def _table(self) -> sql.Identifier:
         return sql.Identifier(self.mapping.schema, self.mapping.table)

@@ -254,6 +254,7 @@ class Repair:
             prefix=self._settings.topic_prefix,
             one_topic=self._settings.topic,
             relay_id=recorded.relay_id,
+            schemas=self._schemas,
         )
 
     def _settle_epoch(self, connection: Connection, source: Source, contents: Contents) -> int:
