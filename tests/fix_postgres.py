@@ -80,7 +80,7 @@ def oldest_bindir() -> Path:
     """Where the programs of the oldest supported PostgreSQL are: skips (fails under CI=true) without them."""
     found = Path(f"/usr/lib/postgresql/{OLDEST}/bin")
     if not (found / "postgres").exists():
-        pytest.skip(f"this needs PostgreSQL {OLDEST} (README: Development): {found} has no postgres")
+        pytest.skip(f"this needs PostgreSQL {OLDEST} (README: Contributing): {found} has no postgres")
     return found
 
 
