@@ -234,13 +234,17 @@ class Audit:
         )
 
 
-def require_rows(settings: Settings, mapping: OutboxMapping, what: str) -> None:
-    """Raises UsageError where rows don't stay in a table: there is nothing to compare with."""
+def require_rows(settings: Settings, mapping: OutboxMapping, what: str, *, instead: str = "") -> None:
+    """Raises UsageError where rows don't stay in a table: there is nothing to compare with.
+
+    `instead` says what a person can do without it.
+    """
     if settings.outbox_source == "message" or not mapping.rows_kept:
         held = "logical messages" if settings.outbox_source == "message" else "rows that don't stay"
         raise UsageError(
             f"There is no {what} for an outbox of {held}: nothing is left to compare Kafka with.",
-            remedy="It needs RELAY_OUTBOX_SOURCE=table and RELAY_OUTBOX_ROWS=kept, and that it is true.",
+            remedy="It needs RELAY_OUTBOX_SOURCE=table and RELAY_OUTBOX_ROWS=kept, and that it is true."
+            + instead,
         )
 
 

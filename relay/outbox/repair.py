@@ -41,6 +41,11 @@ from relay.wal.stream import System
 _SAY_EVERY_ROWS: Final = 100_000
 _CHUNK_ROWS: Final = 2_000
 
+_INSTEAD: Final = (
+    " To go on without what is lost: set RELAY_SLOT to another name, run `relay init`, then `relay run`: that"
+    " relay publishes whatever is committed from then on. Drop the old slot if it is still there."
+)
+
 
 @dataclass(slots=True)
 class Done:
@@ -77,7 +82,7 @@ class Repair:
     def __init__(
         self, settings: Settings, mapping: OutboxMapping, schemas: Schemas, asked: Asked, say: Say
     ) -> None:
-        require_rows(settings, mapping, "repair")
+        require_rows(settings, mapping, "repair", instead=_INSTEAD)
         self._settings = settings
         self._mapping = mapping
         self._schemas = schemas

@@ -171,7 +171,7 @@ def test_a_relay_that_comes_back_after_the_repair_can_write_nothing(
     repaired(relay, run_process)
     process = relay.start()
     stopped.signal(signal.SIGCONT)
-    stopped.wait_for('"event": "standby"')
+    assert stopped.wait() == 19, stopped.output()
     relay.emit(1)
     relay.wait_published(process)
     require_exactly_once_in_order(relay)
@@ -299,6 +299,15 @@ def test_where_rows_are_deleted_a_repair_refuses_and_says_why(
     assert refused.wait() == 2
     assert "rows that don't stay" in refused.output()
     assert identity(relay)[0] == "new"
+    # What it says instead: another relay, from here on.
+    assert "set RELAY_SLOT to another name, run `relay init`, then `relay run`" in refused.output()
+    drop_slot(relay)
+    relay.slot += "_2"
+    relay.initialise(RELAY_OUTBOX_ROWS="deleted")
+    process = relay.start(RELAY_OUTBOX_ROWS="deleted")
+    (event,) = relay.emit(1)
+    eventually(lambda: [record.event_id for record in relay.read()] == [event], "the other relay publishes")
+    assert process.stop() == 0, process.output()
 
 
 def test_two_repairs_at_once_do_not_meet(relay: RelayUnderTest, run_process: RunProcess) -> None:
