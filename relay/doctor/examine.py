@@ -23,7 +23,7 @@ from relay.errors import CheckpointGarbled, CheckpointUnreadable, RelayError, as
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.outbox.event import dead_letter_topic, topics_from_start
-from relay.outbox.mapping import OutboxMapping, parse
+from relay.outbox.mapping import OutboxMapping, of_settings
 from relay.settings import Settings
 from relay.wal import slot as slots
 from relay.wal.slot import Slot, SourceIdentity
@@ -75,9 +75,7 @@ class Doctor:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
-        self._mapping: OutboxMapping = parse(
-            settings.outbox_table, settings.outbox_columns, settings.outbox_rows
-        )
+        self._mapping: OutboxMapping = of_settings(settings)
         self._old_transaction_s = old_transaction_s
         self._clock = clock
         self._seen = _Seen()
