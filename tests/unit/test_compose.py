@@ -105,6 +105,13 @@ def test_what_runs_on_has_a_health_check(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"]
 
 
+def test_the_relays_health_is_progress_and_is_asked_where_it_is_served() -> None:
+    service = SERVICES["relay"]
+    port = environment(service)["RELAY_METRICS_PORT"]
+    assert f"http://127.0.0.1:{port}/healthz" in service["healthcheck"]["test"][-1]
+    assert seconds(service["healthcheck"]["timeout"]) < seconds(service["healthcheck"]["interval"])
+
+
 def test_a_post_that_has_begun_is_never_killed_by_a_stop() -> None:
     longest = max(profile["submit"]["deadline_s"] + profile["margin_s"] for profile in profiles())
     grace = Settings.model_fields["grace_s"].default
