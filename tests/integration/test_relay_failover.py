@@ -175,3 +175,17 @@ def test_a_standby_without_a_copy_of_the_slot_stops_and_repair_brings_the_rest(
         relay.assert_clean()
     finally:
         relay.owner.close()
+
+
+def test_what_the_standby_does_not_have_is_not_published_until_it_is_back(relay_on_pair: RelayOnPair) -> None:
+    relay, pair = relay_on_pair, relay_on_pair.pair
+    process = relay.start_synced()
+    kept = relay.ids()
+    pair.proxy.cut()
+    waiting = relay.emit(2)
+    process.wait_for("synchronized_standby_slots")
+    assert sorted(record.event_id for record in relay.read()) == kept
+    pair.proxy.resume()
+    relay.wait_published(process)
+    assert sorted(record.event_id for record in relay.read()) == sorted(kept + waiting)
+    relay.assert_clean()
