@@ -1,7 +1,12 @@
 """A bad event never blocks and never vanishes: its row in Postgres, its dead letter, and the rest goes on."""
 
-import pytest
+import json
+from uuid import uuid4
 
+import pytest
+from psycopg.types.json import Jsonb
+
+from fix_commands import Command
 from fix_kafka import set_topic
 from fix_relay import EVENT_TYPE, RelayUnderTest
 
@@ -97,5 +102,92 @@ def test_a_record_that_the_broker_refuses_is_found_and_parked_and_no_other(
     relay.wait_published(process)
 
     assert sorted(record.event_id for record in relay.read()) == sorted(events)
+    # The relay that starts over looks at the limit again, and needs the broker's word no more.
     assert relay.one(_PARKED, parked)[0] in {"refused_by_broker", "too_large"}
     assert relay.one("select count(*) from relay.parked_event") == 1
+    assert [record.event_id for record in relay.read("relay-dlq")] == [parked]
+    relay.assert_clean()
+
+
+def test_what_only_the_broker_refuses_is_parked_whole_and_republished_when_it_takes_it(
+    exactly_once: RelayUnderTest, command: Command
+) -> None:
+    """A compacted topic takes no record without a key, which no limit or schema says."""
+    relay = exactly_once
+    relay.owner.execute("create table public.events (id uuid primary key, type text, k text, body jsonb)")
+    settings = {
+        "RELAY_SLOT": f"events_{relay.database.name}",
+        "RELAY_PUBLICATION": "events",
+        "RELAY_OUTBOX_TABLE": "public.events",
+        "RELAY_OUTBOX_COLUMNS": json.dumps(
+            {"event_id": "id", "event_type": "type", "operation_id": "k", "payload": "body"}
+        ),
+    }
+    relay.slot = settings["RELAY_SLOT"]
+    relay.owner.execute("grant select on public.events to relay_replicator, relay_operator")
+    relay.initialise(**settings)
+    process = relay.start(**settings)
+    topic = f"{relay.prefix}.{EVENT_TYPE}"
+    set_topic(relay.kafka.bootstrap, topic, "cleanup.policy", "compact")
+    ids = [str(uuid4()) for _ in range(4)]
+    refused = ids[1]
+    payload = Jsonb({"operation_id": ids[0], "job_id": "j"})
+    with relay.owner.transaction():
+        for event_id in ids:
+            key = None if event_id == refused else event_id
+            relay.owner.execute(
+                "insert into public.events values (%s, %s, %s, %s)", [event_id, EVENT_TYPE, key, payload]
+            )
+    relay.wait_confirmed(relay.insert_lsn(), process)
+    assert sorted(record.event_id for record in relay.read()) == sorted(set(ids) - {refused})
+    assert relay.one(_PARKED, refused) == ("refused_by_broker", EVENT_TYPE, True, True, 1, "parked")
+    (dead,) = relay.read("relay-dlq")
+    assert (dead.event_id, dead.headers["relay_reason_code"]) == (refused, b"refused_by_broker")
+    assert b'"job_id"' in (dead.value or b"")
+
+    env = relay.environment("relay_operator", **settings)
+    asked = command("outbox", "republish", refused, env=env)
+    assert (asked.status, "parked again" in asked.out) == (1, True), asked.out + asked.err
+    set_topic(relay.kafka.bootstrap, topic, "cleanup.policy", "delete")
+    asked = command("outbox", "republish", refused, env=env)
+    assert (asked.status, asked.out) == (0, "1 republished\n"), asked.out + asked.err
+    assert sorted(record.event_id for record in relay.read()) == sorted(ids)
+    assert process.running
+
+
+def test_a_republish_looks_at_the_limit_again_and_takes_what_was_not_kept_from_the_outbox(
+    exactly_once: RelayUnderTest, command: Command
+) -> None:
+    relay = exactly_once
+    process = relay.start()
+    limit(relay, SMALL_LIMIT_BYTES)
+    large = {"operation_id": "00000000-0000-0000-0000-000000000001", "job_id": "j" * SMALL_LIMIT_BYTES}
+    (parked,) = relay.emit(1, payload=large)
+    relay.wait_published(process)
+    assert relay.one(_PARKED, parked)[:3] == ("too_large", EVENT_TYPE, False)
+    env = relay.environment("relay_operator")
+    asked = command("outbox", "republish", parked, env=env)
+    assert (asked.status, "takes 20000" in asked.out) == (1, True), asked.out
+
+    limit(relay, 1_000_000)
+    asked = command("outbox", "republish", parked, env=env)
+    assert (asked.status, asked.out) == (0, "1 republished\n"), asked.out + asked.err
+    (record,) = relay.read()
+    assert (record.event_id, len(record.value or b"") > SMALL_LIMIT_BYTES) == (parked, True), "nothing is cut"
+    relay.assert_clean()
+
+
+def test_a_payload_that_nobody_has_any_more_is_asked_for_in_words(
+    relay: RelayUnderTest, command: Command
+) -> None:
+    process = relay.start()
+    (parked,) = relay.emit(1, event_type="no.such.type")
+    relay.wait_published(process)
+    relay.owner.execute("update relay.parked_event set payload = null")
+    with relay.owner.transaction():
+        relay.owner.execute("set local relay.pruning = 'on'")  # as relay.prune would
+        relay.owner.execute("delete from relay.outbox where event_id = %s", [parked])
+    asked = command("outbox", "republish", parked, env=relay.environment("relay_operator"))
+    assert asked.status == 2
+    assert "was not kept" in asked.err
+    assert "--payload FILE" in asked.err
