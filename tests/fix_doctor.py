@@ -1,12 +1,18 @@
 """Runs `relay doctor --json` and gives its findings by check."""
 
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 from fix_commands import Command
+from fix_postgres import bindir
+from relay.embedded_postgres import EmbeddedPostgres
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +53,16 @@ def examine(command: Command) -> Examine:
         return Examined(done.status, done.json)
 
     return run
+
+
+@contextmanager
+def own_server(settings: Mapping[str, str]) -> Iterator[EmbeddedPostgres]:
+    """A server with `settings` and otherwise the manual's defaults, which ALTER SYSTEM can change."""
+    folder = Path(tempfile.mkdtemp(prefix="relay-test-doctor-"))
+    server = EmbeddedPostgres(folder, settings={"shared_buffers": "64MB", **settings}, bindir=bindir())
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop("immediate")
+        shutil.rmtree(folder)
