@@ -20,8 +20,9 @@ from relay.kafka.contents import Contents
 from relay.kafka.publisher import Publisher, RecordRefused
 from relay.kafka.spans import PATIENT_TIMEOUT_S
 from relay.kafka.topics import Topics
-from relay.outbox import compare, phantoms, repair_rules, rows
+from relay.outbox import compare, parking, phantoms, repair_parked, repair_rules, rows
 from relay.outbox.audit import require_rows
+from relay.outbox.bad_event import Verdicts
 from relay.outbox.compare import Verdict
 from relay.outbox.event import EventEncoder, Schemas, source_of
 from relay.outbox.mapping import OutboxMapping
@@ -140,6 +141,9 @@ class Repair:
             failpoints.hit(failpoints.REPAIR_FENCED)
             with Contents(source_of(relay_id)) as contents:
                 self._collect(connection, contents, source)
+                repair_parked.settle(
+                    connection, relay_id, contents, self._compared(source.recorded).dead_letters
+                )
                 epoch = self._settle_epoch(connection, source, contents)
                 done = Done(dry_run=False, origin=plan.origin, epoch=epoch)
                 self._source.drop_slot(connection)
@@ -274,8 +278,8 @@ class Repair:
 
     def _wanted(
         self, snapshot: Connection, contents: Contents, source: Source, done: Done
-    ) -> Iterator[tuple[compare.Row, bool]]:
-        """Every row with whether it is to be brought back; counts them."""
+    ) -> Iterator[tuple[compare.Row, Verdict | None]]:
+        """Every row, with its verdict where it is to be brought back; counts them."""
         topics = self._compared(source.recorded)
         published_seq = source.checkpoint.seq if source.checkpoint else 0
         compared = compare.compare(snapshot, topics, contents, published_seq=published_seq)
@@ -285,8 +289,7 @@ class Repair:
                 done.present += 1
             elif verdict is Verdict.PARKED:
                 done.parked += 1
-                # Its row was committed, and its dead-letter record perhaps not.
-                bring = not contents.has([row.event_id])
+                bring = not contents.has([row.event_id])  # the row was committed, its dead letter not
             elif verdict is Verdict.EXPIRED:
                 done.expired += 1
                 bring = self._asked.include_expired
@@ -294,27 +297,34 @@ class Repair:
                 done.missing += 1
             if number % _SAY_EVERY_ROWS == 0:
                 self._say(f"{number} rows compared, {done.missing} missing")
-            yield row, bring
+            yield row, verdict if bring else None
 
     def _bring(
         self, snapshot: Connection, contents: Contents, source: Source, done: Done, writer: RepairWriter
     ) -> compare.Row | None:
         """Publish what is wanted, in order. Returns the last row of the outbox."""
         last: compare.Row | None = None
-        wanted: list[str] = []
-        for row, bring in self._wanted(snapshot, contents, source, done):
+        wanted: dict[str, Verdict] = {}
+        for row, verdict in self._wanted(snapshot, contents, source, done):
             last = row
-            if bring:
-                wanted.append(row.event_id)
+            if verdict is not None:
+                wanted[row.event_id] = verdict
                 if len(wanted) >= _CHUNK_ROWS:
-                    self._add(snapshot, wanted, writer)
-        self._add(snapshot, wanted, writer)
+                    self._add(snapshot, source, wanted, writer)
+        self._add(snapshot, source, wanted, writer)
         writer.flush()
         return last
 
-    def _add(self, snapshot: Connection, wanted: list[str], writer: RepairWriter) -> None:
-        for row in rows.read_rows(snapshot, self._mapping, wanted):
-            writer.add(row)
+    def _add(
+        self, snapshot: Connection, source: Source, wanted: dict[str, Verdict], writer: RepairWriter
+    ) -> None:
+        ids = list(wanted)
+        waiting = repair_parked.decided(snapshot, source.recorded.relay_id, ids)
+        id_at = list(self._mapping.columns.mapped()).index("event_id")
+        for row in rows.read_rows(snapshot, self._mapping, ids):
+            event_id = (row[id_at] or b"").decode()
+            if event_id in waiting or wanted[event_id] is not Verdict.PARKED:  # else it was discarded
+                writer.add(row, waiting.get(event_id))
         wanted.clear()
 
     def _writer(
@@ -340,13 +350,20 @@ class Repair:
         encoder.relation(rows.read_relation(snapshot, self._mapping))
         # Now, not when it was committed: a record as old as its row could be gone with the next retention.
         encoder.begin(Begin(_lsn_below(exported), time.time_ns() // 1000, 0))
+        relay_id, in_order = source.recorded.relay_id, self._settings.on_bad_event == "park_key"
+        waiting = parking.at_start(
+            connection, relay_id, epoch=done.epoch, checkpoint=(_lsn_below(exported), 0), keys=in_order
+        )
         return RepairWriter(
             publisher,
             reopen,
             encoder,
             self._topics,
             connection,
-            source.recorded.relay_id,
+            relay_id,
+            Verdicts(waiting.keys),
+            key_at=list(self._mapping.columns.mapped()).index("operation_id"),
+            on_bad_event=self._settings.on_bad_event,
             group_bytes=self._settings.group_bytes,
         )
 

@@ -16,6 +16,7 @@ from relay.errors import BadEventHalt
 from relay.intake import RECORD_WIRE_BYTES
 from relay.kafka.publisher import Publisher, RecordRefused
 from relay.kafka.topics import Topics
+from relay.outbox.bad_event import OnBadEvent, Verdicts, halt
 from relay.outbox.event import BadEvent, EventEncoder, ParkedEvent, Record
 from relay.outbox.parking import park
 from relay.wal.pgoutput import Row
@@ -34,7 +35,8 @@ class _Gathered:
 class RepairWriter:
     """`add` rows, then `flush`. `publisher` may be another one afterwards: `close` it through here.
 
-    `reopen` makes a new publisher, which shuts out the one before. Raises psycopg.Error, Unavailable, Fenced
+    `reopen` makes a new publisher, which shuts out the one before. `verdicts` knows the keys that wait, and
+    `key_at` is where a row has its key. Raises psycopg.Error, Unavailable, Fenced
     or BadEventHalt.
     """
 
@@ -46,7 +48,10 @@ class RepairWriter:
         topics: Topics,
         connection: psycopg.Connection[Any],
         relay_id: uuid.UUID,
+        verdicts: Verdicts,
         *,
+        key_at: int,
+        on_bad_event: OnBadEvent,
         group_bytes: int,
     ) -> None:
         self.publisher = publisher
@@ -55,6 +60,9 @@ class RepairWriter:
         self._topics = topics
         self._connection = connection
         self._relay_id = relay_id
+        self._verdicts = verdicts
+        self._key_at = key_at
+        self._on_bad_event = on_bad_event
         self._group_bytes = group_bytes
         self._group: list[_Gathered] = []
         self._bytes = 0
@@ -67,8 +75,10 @@ class RepairWriter:
         """The index of the last row added; -1 before the first."""
         return self._next - 1
 
-    def add(self, row: Row) -> None:
-        gathered = self._encode(row, self._next)
+    def add(self, row: Row, decided: BadEvent | None = None) -> None:
+        """`decided`: why it is parked, where that was decided before."""
+        bad = decided or self._verdicts.of((0, self._next), row[self._key_at])
+        gathered = self._as_parked(row, self._next, bad) if bad else self._encode(row, self._next)
         self._next += 1
         self._group.append(gathered)
         self._bytes += len(gathered.record[1] or b"") + len(gathered.record[2] or b"") + RECORD_WIRE_BYTES
@@ -96,11 +106,31 @@ class RepairWriter:
         try:
             return _Gathered(row, index, self._encoder.record(list(row), index), None)
         except BadEvent as bad:
-            return self._as_parked(row, index, bad)
+            parked = self._as_parked(row, index, bad)
+            self._found_bad(parked)
+            return parked
 
     def _as_parked(self, row: Row, index: int, bad: BadEvent) -> _Gathered:
         parked = self._encoder.parked([*row, None], index, bad)
         return _Gathered(row, index, parked.record, parked)
+
+    def _found_bad(self, gathered: _Gathered) -> None:
+        """As `on_bad_event` says: park it, let its key wait, or stop where everything before it is sent."""
+        event = gathered.parked
+        assert event is not None
+        if self._on_bad_event == "halt":
+            self.flush()
+            stop = halt(event)
+            raise BadEventHalt(
+                stop.message,
+                meaning="Whatever was missing before it is in Kafka (on_bad_event = halt); the state stays"
+                " `repairing`.",
+                remedy=stop.remedy.replace("start `relay run`", "run `relay outbox repair`"),
+            )
+        if self._on_bad_event == "park_key":
+            full = self._verdicts.parked((0, gathered.index), gathered.row[self._key_at])
+            if full is not None:
+                raise full
 
     def _send_alone(self, gathered: _Gathered) -> None:
         try:
@@ -111,8 +141,10 @@ class RepairWriter:
     def _park_refused(self, gathered: _Gathered, refused: RecordRefused) -> None:
         self._renew()
         bad = BadEvent("refused_by_broker", refused.reason, gathered.record[0])
+        parked = self._as_parked(gathered.row, gathered.index, bad)
+        self._found_bad(parked)
         try:
-            self._send([self._as_parked(gathered.row, gathered.index, bad)])
+            self._send([parked])
         except RecordRefused as again:
             raise BadEventHalt(
                 f"Kafka refuses even the dead-letter record of an event: {again.reason}.",

@@ -317,3 +317,79 @@ def test_two_repairs_at_once_do_not_meet(relay: RelayUnderTest, run_process: Run
     refused = repair(relay, run_process)
     assert refused.wait() == 2
     assert "Another repair" in refused.output()
+
+
+def test_a_repair_stops_at_a_bad_event_or_lets_its_key_wait_as_the_relay_would(
+    exactly_once: RelayUnderTest, run_process: RunProcess
+) -> None:
+    relay = exactly_once
+    ran(relay)
+    drop_slot(relay)
+    key = uuid4()
+    (before,) = relay.emit()
+    (bad,) = relay.emit(operation_id=key, payload={"operation_id": 1})
+    (behind,) = relay.emit(operation_id=key, version=2)
+    (other,) = relay.emit()
+    halted = repair(relay, run_process, RELAY_ON_BAD_EVENT="halt")
+    assert halted.wait() == 22, halted.output()
+    assert bad in halted.output()
+    assert "then run `relay outbox repair` again" in halted.output()
+    assert before in {record.event_id for record in relay.read()}
+    assert identity(relay)[0] == "repairing"
+    waits = repair(relay, run_process, RELAY_ON_BAD_EVENT="park_key")
+    assert waits.wait() == 0, waits.output()
+    process = relay.start(RELAY_ON_BAD_EVENT="park_key")
+    (later,) = relay.emit(operation_id=key, version=3)
+    relay.wait_published(process)
+    assert other in {record.event_id for record in relay.read()}
+    assert [record.event_id for record in relay.read("relay-dlq")] == [bad, behind, later]
+    assert process.stop() == 0, process.output()
+
+
+def test_a_dead_letter_that_a_killed_relay_still_owed_is_written_with_its_own_reason(
+    exactly_once: RelayUnderTest, run_process: RunProcess
+) -> None:
+    """The row of a parked event is committed first; what was discarded meanwhile owes nothing."""
+    relay = exactly_once
+    ran(relay)
+    process = relay.failing("relay.encoded=kill")
+    (owed,) = relay.emit(payload={"operation_id": 1})
+    assert process.wait() == -9, process.output()
+    relay.wait_slot_free()
+    drop_slot(relay)
+    relay.owner.execute("update relay.parked_event set reason = 'as it was decided'")
+    (discarded,) = relay.emit(payload={"operation_id": 2})
+    relay.owner.execute(
+        """
+        insert into relay.parked_event (relay_id, event_id, event_type, operation_key, commit_lsn,
+          commit_index, relay_epoch, reason_code, reason, payload_bytes, state)
+        select relay_id, %s, event_type, '', commit_lsn, 1, 1, 'payload_mismatch', '', 0, 'discarded'
+        from relay.parked_event
+        """,
+        [discarded],
+    )
+    assert "2 are parked" in repaired(relay, run_process)
+    (dead,) = relay.read("relay-dlq")
+    assert (dead.event_id, dead.headers["relay_reason"]) == (owed, b"as it was decided")
+    assert relay.one("select state from relay.parked_event where event_id = %s", discarded) == "discarded"
+
+
+def test_an_event_that_was_republished_before_the_slot_was_lost_is_known_to_be(
+    exactly_once: RelayUnderTest, run_process: RunProcess
+) -> None:
+    """The relay died after Kafka's commit; the checkpoint that would tell is of an epoch that ends."""
+    relay = exactly_once
+    ran(relay)
+    process = relay.failing("relay.republished=kill")
+    (event_id,) = relay.emit(payload={"operation_id": 1})
+    relay.wait_published(process)
+    relay.owner.execute(
+        "select relay.republish_parked(relay_id, event_id, 'ines', 'typo', %s) from relay.parked_event",
+        [json.dumps({"operation_id": str(uuid4()), "job_id": "job-1"})],
+    )
+    assert process.wait() == -9, process.output()
+    relay.wait_slot_free()
+    drop_slot(relay)
+    repaired(relay, run_process)
+    assert relay.one("select state from relay.parked_event") == "republished"
+    assert [record.event_id for record in relay.read()].count(event_id) == 1
