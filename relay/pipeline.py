@@ -327,6 +327,8 @@ class Pipeline:
             return f"the row with seq {self._awaited[0]} is committed and hasn't come by in the stream"
         if self._committer.busy:
             return "Kafka hasn't acknowledged what was sent to it"
+        if self._intake.waits:
+            return "Postgres is asked what is parked"
         if self._group is not None or self._intake.held_bytes:
             return "what was read is not in Kafka yet"
         return ""

@@ -71,11 +71,11 @@ def look(settings: Settings) -> tuple[Shown, RelayError | None]:
 
     from relay import lag
     from relay.kafka import checkpoint as checkpoints
-    from relay.outbox.mapping import parse
+    from relay.outbox.mapping import of_settings
     from relay.refused import in_words
     from relay.wal import slot as slots
 
-    mapping = parse(settings.outbox_table, settings.outbox_columns, settings.outbox_rows)
+    mapping = of_settings(settings)
     failed: RelayError | None = None
     written: Written | None = None
     with ExitStack() as stack:

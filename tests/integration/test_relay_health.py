@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from apache_kafka import ApacheKafka
 from fix_kafka import Kafka
 from fix_postgres import clone, make_template
 from fix_process import Process, RunProcess
+from fix_proxy import TcpProxy
 from fix_relay import RelayUnderTest
 from fix_waiting import eventually
 from relay.embedded_postgres import EmbeddedPostgres
@@ -101,6 +103,23 @@ def test_a_relay_that_kafka_leaves_waiting_is_unhealthy_with_its_lag_and_recover
     one.wait_for("/healthz", 200, "Everything")
     eventually(lambda: one.metric("relay_lag_events") == 0, "nothing waits any more")
     assert one.metric("relay_healthy") == 1
+
+
+def test_a_relay_that_postgres_leaves_is_unhealthy_says_so_and_recovers(
+    relay: RelayUnderTest, tcp_proxy: Callable[[str, int], TcpProxy]
+) -> None:
+    proxy = tcp_proxy("127.0.0.1", relay.database.server.port)
+    direct = relay.environment()["RELAY_DATABASE_URL"]
+    through = direct.replace(f":{relay.database.server.port}/", f":{proxy.port}/")
+    one = watched(relay, '"event": "active"', RELAY_DATABASE_URL=through)
+    one.wait_for("/readyz", 200, "Everything")
+    proxy.cut()
+    gone = one.wait_for("/healthz", 503, "^It hasn't published for .* Before: .*Postgres")
+    assert gone["state"] == "starting"
+    proxy.resume()
+    one.wait_for("/readyz", 200, "")
+    relay.emit(1)
+    relay.wait_published(one.process)
 
 
 def test_a_relay_whose_thread_hangs_is_unhealthy_although_it_lives(relay: RelayUnderTest) -> None:
