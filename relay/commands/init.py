@@ -67,7 +67,11 @@ def command(
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} don't go together.", remedy="Choose one.")
     if any(asked.values()):
+        from relay.outbox.mapping import of_settings
+        from relay.outbox.repair import require_repairable
+
         settings.require_kafka()
+        require_repairable(settings, of_settings(settings))  # before anything is made
     with in_words(_LOGIN, meaning="What was done before stands; nothing is half done."):
         with psycopg.connect(url, autocommit=True, application_name="outbox-relay init") as connection:
             for name in migrations.apply(connection):

@@ -83,7 +83,7 @@ class Repair:
     def __init__(
         self, settings: Settings, mapping: OutboxMapping, schemas: Schemas, asked: Asked, say: Say
     ) -> None:
-        require_rows(settings, mapping, "repair", instead=_INSTEAD)
+        require_repairable(settings, mapping)
         self._settings = settings
         self._mapping = mapping
         self._schemas = schemas
@@ -366,6 +366,11 @@ class Repair:
             on_bad_event=self._settings.on_bad_event,
             group_bytes=self._settings.group_bytes,
         )
+
+
+def require_repairable(settings: Settings, mapping: OutboxMapping) -> None:
+    """Raises UsageError where rows don't stay in a table, and says how to go on without a repair."""
+    require_rows(settings, mapping, "repair", instead=_INSTEAD)
 
 
 def _lsn_below(exported: Exported) -> int:

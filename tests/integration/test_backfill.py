@@ -141,3 +141,13 @@ def test_init_itself_names_who_blocks_the_slot(before: RelayUnderTest, run_proce
     done = backfill(relay, run_process)
     assert done.wait() == 0, done.output()
     require_exactly_once_in_order(relay)
+
+
+@pytest.mark.parametrize("held", [{"RELAY_OUTBOX_ROWS": "deleted"}, {"RELAY_OUTBOX_SOURCE": "message"}])
+def test_where_no_row_stays_a_backfill_refuses_before_it_makes_anything(
+    before: RelayUnderTest, run_process: RunProcess, held: dict[str, str]
+) -> None:
+    refused = backfill(before, run_process, **held)
+    assert refused.wait() == 2, refused.output()
+    assert "There is no repair for an outbox of" in refused.output()
+    assert before.one("select count(*) from pg_replication_slots where slot_name = %s", before.slot) == 0
