@@ -209,7 +209,7 @@ class Pipeline:
             self._commit(self._group)
         if intake.asked and not intake.ready:
             self._parking.resolve(intake)
-        if intake.stop and self._is_quiet():
+        if intake.stop and not intake.ready and not self._committer.busy and not self._group:
             raise intake.stop
 
     def _closes_before(self, part: Part) -> bool:
@@ -226,7 +226,7 @@ class Pipeline:
         return group.bytes >= (self._settings.group_bytes if group.whole else self._settings.queue_bytes)
 
     def _is_due(self, group: Group) -> bool:
-        if self._is_large(group) or self._intake.ready or self._session.stopping.asked():
+        if self._is_large(group) or self._intake.ready or self._intake.stop or self._session.stopping.asked():
             return True
         if time.monotonic() - group.opened_at > self._publisher.transaction_timeout_s * _GROUP_OPEN_MOST:
             return True

@@ -35,6 +35,10 @@ as $$
 declare
   found_row relay.parked_event;
 begin
+  if exists (select 1 from relay.source_identity s where s.relay_id = p_relay_id and s.state = 'repairing') then
+    raise exception 'relay % is under repair: what is asked for now, its new slot may not bring', p_relay_id
+      using errcode = 'OR010', hint = 'Ask when the repair has ended: relay status shows it.';
+  end if;
   select * into found_row from relay.parked_event p
    where p.relay_id = p_relay_id and p.event_id = p_event_id for update;
   if not found then
