@@ -125,6 +125,7 @@ class Session:
             self.settings.require_database(),
             identity.application_name(self.settings.slot),
             log.warning,
+            sender_timeout_s=self.settings.sender_timeout_s,
         )
         system = stream.identify()
         switches = stream.switches(system.timeline)

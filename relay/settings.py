@@ -73,6 +73,10 @@ class Settings(BaseModel):
         None, description="whether rows stay in the outbox; default kept for native, deleted for debezium"
     )
 
+    sender_timeout_s: float = Field(
+        10.0, ge=1, le=600, description="Postgres gives the slot of a relay that is silent for so long away"
+    )
+
     # Kafka
     kafka: dict[str, str] = Field(
         default_factory=dict, description="librdkafka properties: RELAY_KAFKA_BOOTSTRAP, RELAY_KAFKA_…"

@@ -19,13 +19,14 @@ from relay.wal.lsn import parse_lsn
 from relay.wal.pgoutput import POSTGRES_EPOCH_US, quote
 
 SENDER_TIMEOUT_S: Final = 10.0
-"""Our own `wal_sender_timeout`: the server drops a relay that is silent for so long, and frees the slot."""
+"""Our own `wal_sender_timeout` by default: the server drops a relay that is silent for so long, and frees the
+slot."""
 
-FEEDBACK_EVERY_S: Final = SENDER_TIMEOUT_S / 4
-"""At most a third of the timeout, with room for a busy moment."""
+_FEEDBACK_PART: Final = 4
+"""Feedback goes out each quarter of the timeout: at most a third, with room for a busy moment."""
 
-ASK_AFTER_S: Final = SENDER_TIMEOUT_S / 2
-"""A server that said nothing for so long is asked for a reply; `SENDER_TIMEOUT_S` later it is given up."""
+_ASK_PART: Final = 2
+"""A server that said nothing for half of it is asked for a reply; the whole of it later it is given up."""
 
 CONNECT_TIMEOUT_S: Final = 10
 
@@ -40,8 +41,6 @@ TEXT_SETTINGS: Final = {
     "client_encoding": "UTF8",
 }
 """Text output must not depend on the database's or the role's settings."""
-
-_SESSION: Final = {"wal_sender_timeout": f"{SENDER_TIMEOUT_S:.0f}s", **TEXT_SETTINGS}
 
 _status = struct.Struct(">cQQQqB")
 _Field = pq.DiagnosticField
@@ -73,10 +72,20 @@ class ReplicationStream:
     `warn` is told each notice that isn't an error for us.
     """
 
-    def __init__(self, url: str, application_name: str, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        application_name: str,
+        warn: Callable[[str], None],
+        *,
+        sender_timeout_s: float = SENDER_TIMEOUT_S,
+    ) -> None:
+        self.sender_timeout_s = sender_timeout_s
+        self.feedback_every_s = sender_timeout_s / _FEEDBACK_PART
+        self._ask_after_s = sender_timeout_s / _ASK_PART
         self._warn = warn
         self._notices: list[tuple[str, str, str]] = []
-        self._pg = connect(url, application_name)
+        self._pg = connect(url, application_name, sender_timeout_s)
         self._pg.notice_handler = self._on_notice
         self._get = self._pg.get_copy_data
         self._unflushed = False
@@ -189,19 +198,19 @@ class ReplicationStream:
         now = time.monotonic()
         if not reading:
             self._heard_at, self._asked_at = now, None
-        if self._asked_at is not None and now - self._asked_at > SENDER_TIMEOUT_S:
+        if self._asked_at is not None and now - self._asked_at > self.sender_timeout_s:
             self._broken = True
             raise Unavailable(
-                f"Postgres said nothing for {SENDER_TIMEOUT_S:.0f} s after it was asked to.",
+                f"Postgres said nothing for {self.sender_timeout_s:g} s after it was asked to.",
                 meaning="The connection is dead; the relay makes a new one.",
             )
-        ask = self._asked_at is None and now - self._heard_at > ASK_AFTER_S
-        if ask or now - self._feedback_at >= FEEDBACK_EVERY_S:
+        ask = self._asked_at is None and now - self._heard_at > self._ask_after_s
+        if ask or now - self._feedback_at >= self.feedback_every_s:
             self._send(ask=ask)
 
     def due_in_s(self) -> float:
         """Seconds until `tend` has something to do."""
-        return max(0.0, self._feedback_at + FEEDBACK_EVERY_S - time.monotonic())
+        return max(0.0, self._feedback_at + self.feedback_every_s - time.monotonic())
 
     def flush(self) -> None:
         """Send what the socket takes now. Raises Unavailable."""
@@ -221,7 +230,7 @@ class ReplicationStream:
         self._pg.finish()
 
     def _is_overdue(self) -> bool:
-        return time.monotonic() - self._feedback_at > SENDER_TIMEOUT_S
+        return time.monotonic() - self._feedback_at > self.sender_timeout_s
 
     def _send(self, *, ask: bool) -> None:
         now = time.monotonic()
@@ -315,16 +324,17 @@ class ReplicationStream:
         return Unavailable(f"Postgres refused: {message} ({state or 'no SQLSTATE'}).")
 
 
-def connect(url: str, application_name: str) -> pq.abc.PGconn:
+def connect(url: str, application_name: str, sender_timeout_s: float = SENDER_TIMEOUT_S) -> pq.abc.PGconn:
     """A replication connection. Raises Unavailable, or UsageError when the login may not replicate."""
     given = conninfo_to_dict(url)
-    options = " ".join(f"-c {name}={value}" for name, value in _SESSION.items())
+    session = {"wal_sender_timeout": f"{sender_timeout_s * 1000:.0f}ms", **TEXT_SETTINGS}
+    options = " ".join(f"-c {name}={value}" for name, value in session.items())
     conninfo = make_conninfo(
         url,
         replication="database",
         application_name=application_name,
         connect_timeout=given.get("connect_timeout") or CONNECT_TIMEOUT_S,
-        tcp_user_timeout=given.get("tcp_user_timeout") or int(SENDER_TIMEOUT_S * 1000),
+        tcp_user_timeout=given.get("tcp_user_timeout") or int(sender_timeout_s * 1000),
         options=f"{given.get('options') or ''} {options}".strip(),
     )
     connection = pq.PGconn.connect(conninfo.encode())

@@ -34,7 +34,7 @@ MANY_ROWS: Final = 1_000_000
 def test_one_transaction_of_a_million_rows_is_carried_in_bounded_memory(
     relay: RelayUnderTest, pytestconfig: pytest.Config
 ) -> None:
-    process = relay.start()
+    process = relay.start(RELAY_SENDER_TIMEOUT_S="3")  # a third of the default: it may not be hit either
     walsender = _walsender(relay)
     began = time.monotonic()
     relay.emit_many(MANY_ROWS, transactions=1)
