@@ -77,8 +77,10 @@ def test_a_clean_promotion_lowers_what_was_confirmed_to_the_switch(relay_on_pair
     pair.set(pair.primary, "synchronized_standby_slots", "")
     process = relay.start_synced()
     pair.wait_caught_up()
+    assert process.stop() == 0, process.output()
     pair.proxy.cut()
     beyond = relay.write_elsewhere()  # lost with the primary, and nobody's event
+    process = relay.start()
     eventually(lambda: relay.checkpoint_lsn() >= beyond, "the slot was moved past it while idle")
     pair.primary.stop("immediate")
     switch = pair.ask(pair.standby, "select pg_last_wal_replay_lsn()::text")
