@@ -69,14 +69,14 @@ def check_hosts(facts: FailoverFacts) -> Finding:
             "failover.hosts",
             "The server has a standby, and RELAY_DATABASE_URL names one host.",
             "After a promotion the relay looks at the old host until somebody changes its settings.",
-            "Name every host: postgresql://login@one:5432,two:5432/app?target_session_attrs=read-write",
+            "Name every host: postgresql://login@one:5432,two:5432/app",
         )
     if facts.attrs not in {"read-write", "primary"}:
         return error(
             "failover.hosts",
             f"RELAY_DATABASE_URL names {facts.hosts} hosts with target_session_attrs={facts.attrs or 'any'}.",
             "The relay takes the first that answers, which may be a standby, and waits there.",
-            "Add target_session_attrs=read-write to RELAY_DATABASE_URL.",
+            "Set target_session_attrs=read-write in RELAY_DATABASE_URL, or leave it out.",
         )
     return ok("failover.hosts", f"{facts.hosts} hosts, target_session_attrs={facts.attrs}")
 
@@ -203,7 +203,8 @@ def _copy(standby: StandbyFacts, facts: FailoverFacts, at: str) -> Finding:
             name,
             f"The copy of the slot {facts.slot_name}{at} is invalid: {copy['invalidation_reason']}.",
             "It can't be read after a promotion: the relay would stop until a repair.",
-            f"SELECT pg_drop_replication_slot('{facts.slot_name}'); (on {standby.host}): it is copied anew.",
+            f"SELECT pg_sync_replication_slots(); (on {standby.host}) says why; once that is mended, Postgres"
+            " drops the copy and makes it anew.",
         )
     if not copy.get("synced"):
         return error(

@@ -105,7 +105,7 @@ def check_primary(facts: ServerFacts) -> Finding:
         "postgres.primary",
         "This server is a standby.",
         "The relay must write source_identity and confirm the slot, which only a primary takes.",
-        "Name every host in RELAY_DATABASE_URL and add target_session_attrs=read-write.",
+        "Name every host in RELAY_DATABASE_URL, with target_session_attrs=read-write or without any.",
     )
 
 

@@ -1,11 +1,14 @@
 """`relay doctor` on a primary and its standby: what a promotion would need, broken piece by piece."""
 
+from typing import LiteralString
+
 import pytest
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fix_doctor import Examine
 from fix_standby import STANDBY, RelayOnPair
+from fix_waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -40,10 +43,10 @@ def test_a_pair_that_a_promotion_would_break_is_found_before_it(
     assert (seen_less["severity"], "pg_read_all_settings" in seen_less["command"]) == ("note", True)
     assert process.stop() == 0
 
-    # The URL: one host, then the first that answers.
+    # The URL: one host, then whichever answers first.
     primary_alone = relay.database.url_as("relay_replicator")
     assert examine({**env, "RELAY_DATABASE_URL": primary_alone}).wrong("failover.hosts")[0] == "warning"
-    any_host = env["RELAY_DATABASE_URL"].replace("?target_session_attrs=read-write", "")
+    any_host = env["RELAY_DATABASE_URL"] + "?target_session_attrs=any"
     # The standby stands first, and takes reads: that is where it goes.
     assert examine({**env, "RELAY_DATABASE_URL": any_host}).wrong("postgres.primary")[0] == "error"
 
@@ -57,6 +60,14 @@ def test_a_pair_that_a_promotion_would_break_is_found_before_it(
     relay.wait_slot_free()
     replication_command(relay.database.url, f"ALTER_REPLICATION_SLOT {relay.slot} (FAILOVER false)")
     assert examine(env).wrong("failover.slot", "failover = false")[0] == "warning"
+
+    def dropped() -> bool:
+        # Wakes the worker: left alone it sleeps longer and longer, up to 30 s.
+        pair.ask(pair.standby, "select pg_reload_conf()")
+        query: LiteralString = "select count(*) = 0 from pg_replication_slots where slot_name = %s"
+        return bool(pair.ask(pair.standby, query, relay.slot))
+
+    eventually(dropped, "the standby drops its copy of what is no failover slot any more")
 
     # The standby's half: all that it needs is taken away. It dropped the copy with the primary's FAILOVER.
     pair.standby.stop()
