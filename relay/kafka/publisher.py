@@ -36,6 +36,8 @@ _ABORT_WAIT_S: Final = 2.0
 _QUEUE_FULL_WAIT_S: Final = 0.05
 _INIT_TIMEOUT_S: Final = 30.0
 
+_QUEUE_MOST_KIB: Final = 2_097_151  # librdkafka's largest: far above what the relay holds
+
 # Above any topic's limit: sizes are checked against the topics, and the broker has the last word.
 _MESSAGE_MAX_BYTES: Final = 100 * 1024 * 1024
 _BATCH_BYTES: Final = 1_000_000  # librdkafka's default, just under Kafka's default max.message.bytes
@@ -99,10 +101,13 @@ class Publisher(ABC):
         self._producer = make(
             Producer,
             {
-                "queue.buffering.max.messages": 0,  # bounded in bytes, by the relay
                 "batch.size": min(batch_bytes, _BATCH_BYTES),
                 "message.max.bytes": _MESSAGE_MAX_BYTES,
                 **properties,
+                # The relay bounds what it hands over. A queue of librdkafka's that fills would hold up the
+                # relay's thread, and with it the feedback, for as long as Kafka is away.
+                "queue.buffering.max.messages": 0,
+                "queue.buffering.max.kbytes": _QUEUE_MOST_KIB,
                 # Not for anybody to change: promises P3 and P4 rest on them.
                 "acks": "all",
                 "enable.idempotence": True,

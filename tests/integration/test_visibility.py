@@ -109,6 +109,10 @@ def test_an_event_whose_commit_stays_invisible_is_parked_and_nothing_is_sent(on_
     assert system.one("select count(*) from relay.event_delivery where last_outcome = 'handled'") == 0
     assert system.phase(operation_id) == "prepared"
     assert system.posts(operation_id) == 0
+    # Nor is the operation forgotten: it is still prepared, and is asked for again when that lasts.
+    system.start("schedule", RELAY_REEMIT_AFTER_S="1")
+    system.wait_for_phase(operation_id, "accepted")
+    assert system.posts(operation_id) == 1
 
 
 @pytest.mark.anyio
