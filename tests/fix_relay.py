@@ -19,7 +19,7 @@ from apache_kafka import ApacheKafka
 from fix_kafka import Kafka
 from fix_postgres import Database
 from fix_process import Process, RunProcess
-from fix_waiting import eventually
+from fix_waiting import PATIENCE_S, eventually
 from relay.errors import Unavailable
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
@@ -186,7 +186,7 @@ class RelayUnderTest:
 
         eventually(there, f"the slot is confirmed to {lsn:X}")
 
-    def wait_published(self, process: Process | None = None) -> None:
+    def wait_published(self, process: Process | None = None, timeout_s: float = PATIENCE_S) -> None:
         """Wait until all that is committed now is in Kafka and confirmed."""
         last = self.one("select max(seq) from relay.outbox") or 0
 
@@ -198,7 +198,7 @@ class RelayUnderTest:
                 return False  # a broker that has just come back has no leader for a moment
             return found is not None and found.seq >= last and self.confirmed() >= found.commit_lsn
 
-        eventually(there, f"seq {last} is published and confirmed")
+        eventually(there, f"seq {last} is published and confirmed", timeout_s)
 
     def wait_slot_free(self) -> None:
         """A killed relay's walsender may live on for a moment."""
