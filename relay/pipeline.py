@@ -213,10 +213,10 @@ class Pipeline:
             self._produce(intake.take())
         if self._group is not None and self._is_due(self._group):
             self._commit(self._group)
+        elif intake.stop and not intake.ready:
+            raise intake.stop
         if intake.asked and not intake.ready:
             self._parking.resolve(intake)
-        if intake.stop and not intake.ready and not self._committer.busy and not self._group:
-            raise intake.stop
 
     def _closes_before(self, part: Part) -> bool:
         """Whether the open group must be committed without `part`."""

@@ -11,6 +11,7 @@ from relay import migrations
 from relay.cli import loaded
 from relay.commands.outbox_repair import SLOT_TIMEOUT_S
 from relay.errors import UsageError
+from relay.outbox.mapping import of_settings
 from relay.refused import in_words
 from relay.settings import Settings
 from relay.wal import slot
@@ -67,7 +68,6 @@ def command(
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} don't go together.", remedy="Choose one.")
     if any(asked.values()):
-        from relay.outbox.mapping import of_settings
         from relay.outbox.repair import require_repairable
 
         settings.require_kafka()
@@ -86,6 +86,9 @@ def command(
                 f"relay {identity.relay_id}: slot {identity.slot_name}, publication {identity.publication},"
                 f" epoch {identity.epoch}, {identity.state}"
             )
+            lacks = of_settings(settings).lacks
+            if lacks is not None:
+                click.echo(lacks)
     if any(asked.values()):
         from relay.commands.outbox_repair import carry_out
         from relay.outbox.repair_rules import Accept, Asked

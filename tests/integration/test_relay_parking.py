@@ -1,6 +1,7 @@
 """A bad event never blocks and never vanishes: its row in Postgres, its dead letter, and the rest goes on."""
 
 import json
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -8,7 +9,7 @@ from psycopg.types.json import Jsonb
 
 from fix_commands import Command
 from fix_kafka import set_topic
-from fix_relay import EVENT_TYPE, RelayUnderTest
+from fix_relay import EVENT_TYPE, RelayUnderTest, read_topics
 
 SMALL_LIMIT_BYTES = 20_000
 
@@ -191,3 +192,49 @@ def test_a_payload_that_nobody_has_any_more_is_asked_for_in_words(
     assert asked.status == 2
     assert "was not kept" in asked.err
     assert "--payload FILE" in asked.err
+
+
+def test_a_payload_of_bytes_is_republished_as_its_bytes_before_any_row_was_streamed(
+    relay: RelayUnderTest, command: Command, tmp_path: Path
+) -> None:
+    """Debezium's table, whose rows are gone: the correction is a file of bytes."""
+    relay.owner.execute(
+        "create table public.aggregates (id uuid primary key, aggregatetype text not null,"
+        " aggregateid text not null, type text not null, payload bytea)"
+    )
+    settings = {
+        "RELAY_SLOT": f"bytes_{relay.database.name}",
+        "RELAY_PUBLICATION": "aggregates",
+        "RELAY_OUTBOX_TABLE": "public.aggregates",
+        "RELAY_OUTBOX_COLUMNS": "debezium",
+    }
+    relay.slot = settings["RELAY_SLOT"]
+    relay.initialise(**settings)
+    process = relay.start(**settings)
+    event_id, aggregate = str(uuid4()), f"order-{relay.prefix}"
+    large = bytes(range(256)) * 5_000  # more than a topic takes
+    with relay.owner.transaction():
+        relay.owner.execute(
+            "insert into public.aggregates values (%s, %s, 'o-7', 'OrderPlaced', %s)",
+            [event_id, aggregate, large],
+        )
+        relay.owner.execute("delete from public.aggregates")
+    relay.wait_confirmed(relay.insert_lsn(), process)
+    assert relay.one(_PARKED, event_id)[:3] == ("too_large", "OrderPlaced", False)
+    assert process.stop() == 0, process.output()
+    env = relay.environment("relay_operator", **settings)
+    asked = command("outbox", "republish", event_id, env=env)
+    assert (asked.status, "--payload FILE" in asked.err) == (2, True), asked.err
+
+    smaller = tmp_path / "smaller.bin"
+    smaller.write_bytes(large[:1000])
+    relay.wait_slot_free()
+    relay.start(**settings)
+    asked = command(
+        "outbox", "republish", event_id, "--payload", str(smaller), "--why", "cut by hand", env=env
+    )
+    assert (asked.status, asked.out) == (0, "1 republished\n"), asked.out + asked.err
+    (record,) = read_topics(relay.kafka.bootstrap, [f"outbox.event.{aggregate}"])
+    assert (record.key, record.value) == (b"o-7", large[:1000])
+    assert record.headers["id"] == record.headers["ce_id"] == event_id.encode()
+    assert record.headers["relay_origin"] == b"republish"

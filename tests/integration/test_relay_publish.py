@@ -146,6 +146,7 @@ def test_debeziums_table_is_carried_through(
     relay.slot = settings["RELAY_SLOT"]
     relay.initialise(**settings)
     process = relay.start(**settings)
+    assert "repair, backfill and audit don't exist" in process.output()
     aggregate = f"order-{relay.prefix}"
     event_id = uuid4()
     with relay.owner.transaction():  # Debezium's users insert and delete in one transaction
