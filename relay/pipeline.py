@@ -256,8 +256,7 @@ class Pipeline:
         failpoints.hit(failpoints.RELAY_ENCODED)
 
     def _make_topics(self) -> None:
-        names = sorted(self._encoder.new_topics)
-        self._session.aside(partial(self._session.topics.ensure, names), "topics", interruptible=False)
+        self._session.make_topics(self._recorded.relay_id, sorted(self._encoder.new_topics))
         self._encoder.new_topics.clear()
 
     def _commit(self, group: Group) -> None:

@@ -16,15 +16,16 @@ from typing import Final, TypeVar
 
 import structlog
 
-from relay import failpoints, identity, metrics, standby
+from relay import failpoints, identity, known_topics, metrics, standby
 from relay.errors import PhantomEvents, Unavailable
 from relay.health import Health
 from relay.intake import Position
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
-from relay.kafka.publisher import Acknowledged, Publisher, RecordRefused, Transactional
+from relay.kafka.publisher import Publisher, transaction_timeout_s
 from relay.kafka.topics import Topics
-from relay.outbox.event import Schemas, dead_letter_topic, source_of, topics_from_start
+from relay.opening import open_publisher, write_first
+from relay.outbox.event import Schemas, source_of
 from relay.outbox.mapping import OutboxMapping
 from relay.outbox.phantoms import Places, named
 from relay.settings import Settings
@@ -142,6 +143,7 @@ class Session:
             raise Unavailable("The two connections reached different Postgres servers; one is a standby.")
         server = identity.Server(system.system_identifier, system.timeline, source.flush_lsn, switches)
         self.health.starting("it opens its topics and its producer in Kafka")
+        self.topics.remember(self.ask(partial(known_topics.read, relay_id=recorded.relay_id)))
         publisher = self.aside(partial(self._open_kafka, recorded), "kafka-start")
         self._publisher = publisher
         self.health.starting("it reads its checkpoint from Kafka")
@@ -152,7 +154,8 @@ class Session:
             raise self.aside(partial(self._named, stop, recorded), "phantoms") from None
         self._require_event(checkpoint)
         if found is None:
-            self.aside(partial(_write_first, publisher, checkpoint), "first-checkpoint")
+            self.aside(partial(write_first, publisher, checkpoint), "first-checkpoint")
+        self._record_topics(recorded.relay_id)
         self.ask(partial(_write_verified, recorded, system))
         metrics.ACTIVE.set(1)
         self.health.active(checkpoint.seq)
@@ -275,11 +278,29 @@ class Session:
         if self.stopping.asked():
             raise Stopped
 
+    def make_topics(self, relay_id: uuid.UUID, names: list[str]) -> None:
+        """Topics that were met on the way: they exist, and are known to later runs, before their records."""
+        self.aside(partial(self.topics.ensure, names), "topics", interruptible=False)
+        self._record_topics(relay_id)
+
+    def _record_topics(self, relay_id: uuid.UUID) -> None:
+        topics = self.topics.unrecorded
+        if topics:
+            self.ask(partial(known_topics.record, relay_id=relay_id, topics=topics), interruptible=False)
+            self.topics.remember({**self.topics.known, **topics})
+
     def _open_kafka(self, recorded: SourceIdentity) -> Publisher:
         return open_publisher(self.settings, self.mapping, self.schemas, self.topics, recorded.relay_id)
 
     def _read_checkpoint(self, recorded: SourceIdentity) -> Checkpoint | None:
-        return checkpoints.read(self.settings.require_kafka(), self.settings.topic_prefix, recorded.relay_id)
+        kafka = self.settings.require_kafka()
+        return checkpoints.read(
+            kafka,
+            self.settings.topic_prefix,
+            recorded.relay_id,
+            timeout_s=transaction_timeout_s(kafka),
+            must_exist=not self.topics.embedded,
+        )
 
     def _named(self, stop: PhantomEvents, recorded: SourceIdentity) -> PhantomEvents:
         """With every event that is lost, in the log, and the first ones in the message."""
@@ -301,32 +322,6 @@ class Session:
         if self.mapping.rows_kept and event_id is not None:
             kept = self.ask(partial(slots.has_event, mapping=self.mapping, event_id=event_id))
             identity.require_event(checkpoint, kept=kept)
-
-
-def open_publisher(
-    settings: Settings, mapping: OutboxMapping, schemas: Schemas, topics: Topics, relay_id: uuid.UUID
-) -> Publisher:
-    """Topics, then the producer, whose start shuts out every former self. Blocks.
-
-    Raises Unavailable, UsageError, TopicsChanged or Fenced.
-    """
-    prefix = settings.topic_prefix
-    topics.ensure(
-        [*topics_from_start(mapping, schemas, prefix, settings.topic), dead_letter_topic(prefix)],
-        checkpoint=checkpoints.topic(prefix, relay_id),
-        dead_letters=dead_letter_topic(prefix),
-    )
-    make = Transactional if settings.delivery == "exactly_once" else Acknowledged
-    publisher = make(
-        settings.require_kafka(),
-        prefix=prefix,
-        relay_id=relay_id,
-        batch_bytes=topics.smallest_limit_bytes(),
-    )
-    publisher.start()
-    if topics.embedded and settings.delivery == "exactly_once":
-        log.warning("the embedded broker shows uncommitted records to everybody: this isn't exactly once")
-    return publisher
 
 
 def sleep(waker: Waker, stopping: Stopping, seconds: float) -> None:
@@ -379,14 +374,6 @@ def repeat(
         pause_s = BACKOFF_FIRST_S if memory.progressed else min(pause_s * 2, BACKOFF_MOST_S)
         # Jitter, so that two relays that lost the same server don't come back in step.
         sleep(waker, stopping, pause_s * random.uniform(0.5, 1.0))
-
-
-def _write_first(publisher: Publisher, checkpoint: Checkpoint) -> None:
-    publisher.open()
-    try:
-        publisher.commit(checkpoint)
-    except RecordRefused as refused:
-        raise Unavailable(f"Kafka refused the first checkpoint: {refused.reason}.") from refused
 
 
 def _write_verified(recorded: SourceIdentity, system: System, connection: Connection) -> None:

@@ -6,6 +6,7 @@ pytest_plugins = (
     "fix_versions",
     "fix_postgres",
     "fix_kafka",
+    "fix_kafka_cluster",
     "fix_proxy",
     "fix_process",
     "fix_operations",

@@ -49,6 +49,13 @@ class Process:
         return self._popen.pid
 
     @property
+    def peak_bytes(self) -> int:
+        """The most memory that was resident so far (VmHWM, proc_pid_status(5))."""
+        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines()
+        (line,) = (line for line in lines if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+
+    @property
     def running(self) -> bool:
         return self._popen.poll() is None
 

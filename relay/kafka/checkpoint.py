@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from relay.errors import REPAIR, CheckpointGarbled, CheckpointUnreadable, DecodeError
+from relay.errors import REPAIR, CheckpointGarbled, CheckpointUnreadable, DecodeError, Unavailable
 from relay.kafka import spans
 from relay.kafka.spans import PROGRESS_TIMEOUT_S
 from relay.wal.lsn import format_lsn, parse_lsn
@@ -105,30 +105,44 @@ class Written(NamedTuple):
 
 
 def read(
-    properties: Mapping[str, str], prefix: str, relay_id: uuid.UUID, *, timeout_s: float = PROGRESS_TIMEOUT_S
+    properties: Mapping[str, str],
+    prefix: str,
+    relay_id: uuid.UUID,
+    *,
+    timeout_s: float = PROGRESS_TIMEOUT_S,
+    must_exist: bool = False,
 ) -> Checkpoint | None:
     """`read_written` without the time."""
-    found = read_written(properties, prefix, relay_id, timeout_s=timeout_s)
+    found = read_written(properties, prefix, relay_id, timeout_s=timeout_s, must_exist=must_exist)
     return None if found is None else found.checkpoint
 
 
 def read_written(
-    properties: Mapping[str, str], prefix: str, relay_id: uuid.UUID, *, timeout_s: float = PROGRESS_TIMEOUT_S
+    properties: Mapping[str, str],
+    prefix: str,
+    relay_id: uuid.UUID,
+    *,
+    timeout_s: float = PROGRESS_TIMEOUT_S,
+    must_exist: bool = False,
 ) -> Written | None:
     """The last committed checkpoint, read up to the true end of the partition; None when there is none.
 
+    `must_exist`: the topic was seen a moment ago, so a broker that doesn't know it is behind the others.
     Raises Unavailable when Kafka doesn't answer, and CheckpointUnreadable when a hanging transaction hides
     the end, or when it isn't a checkpoint (CheckpointGarbled).
     """
     name = topic(prefix, relay_id)
     place = (name, PARTITION)
-    whole = spans.find(properties, [name]).get(place, spans.Span(0, 0))
+    found = spans.find(properties, [name])
+    if must_exist and place not in found:
+        raise Unavailable(f"The broker that was asked doesn't know the topic {name} yet.")
+    whole = found.get(place, spans.Span(0, 0))
     window = _FIRST_WINDOW
     while whole.end > whole.first:
         span = spans.Span(max(whole.first, whole.end - window), whole.end)
-        found = _ours(properties, place, relay_id, span, timeout_s)
-        if found:
-            return Written(furthest([value for value, _ in found], name), found[-1][1])
+        values = _ours(properties, place, relay_id, span, timeout_s)
+        if values:
+            return Written(furthest([value for value, _ in values], name), values[-1][1])
         if span.first == whole.first:
             break
         window *= 2

@@ -51,16 +51,19 @@ class Stalled(Exception):
 
     def __init__(self, place: Place, reached: int, end: int) -> None:
         self.topic, self.partition = place
+        self.reached = reached
         super().__init__(
-            f"{self.topic}, partition {self.partition}, ends at {end}, and reading stands still at {reached}."
+            f"{self.topic}, partition {self.partition}, ends at {end}, and reading stands still at "
+            f"{reached}, where a transaction began that is still open."
         )
 
     @property
     def remedy(self) -> str:
         """What ends such a transaction."""
+        place = f"--topic {self.topic} --partition {self.partition}"
         return (
-            f"`kafka-transactions.sh find-hanging --topic {self.topic} --partition {self.partition}`, then "
-            "`kafka-transactions.sh abort` the one it names."
+            f"`kafka-transactions.sh describe-producers {place}` names its producer: end that one, or "
+            f"`kafka-transactions.sh abort {place} --start-offset {self.reached}`; then start again."
         )
 
 
@@ -100,11 +103,11 @@ def find(properties: Mapping[str, str], topics: Iterable[str]) -> dict[Place, Sp
 def _find(admin: AdminClient, wanted: list[str]) -> dict[Place, Span]:
     # All of them: to ask for one by its name would make it, with the broker's defaults.
     known = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+    for name in wanted:
+        if name in known and (error := known[name].error) is not None:
+            raise KafkaException(error)  # it exists: not to know where it ends must never look like no topic
     places = [
-        (name, partition)
-        for name in wanted
-        if name in known and known[name].error is None
-        for partition in sorted(known[name].partitions)
+        (name, partition) for name in wanted if name in known for partition in sorted(known[name].partitions)
     ]
     if not places:
         return {}

@@ -16,12 +16,16 @@ from confluent_kafka.admin._config import ConfigResource  # the stub exports the
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from relay.errors import TopicsChanged, Unavailable, UsageError
+from relay.errors import REPAIR, CheckpointMissing, Stop, TopicsChanged, Unavailable, UsageError
 from relay.kafka.client import make, words
 
 REQUEST_TIMEOUT_S: Final = 10.0
 WATCH_EVERY_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.1
+
+_CHANGED_LOOKS: Final = 3
+_CHANGED_LOOK_AGAIN_S: Final = 1.0
+"""A broker that has just come up may not know yet what the others know: one sight of a change is none."""
 
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
 """Kafka's default `max.message.bytes`."""
@@ -33,6 +37,8 @@ _CHECKPOINT_CONFIG: Final = {
     "segment.ms": str(60 * 60 * 1000),
     "min.cleanable.dirty.ratio": "0.1",
 }
+_NAMED: Final = 10  # most topics that a message names
+
 _DEAD_LETTER_CONFIG: Final = {"retention.ms": "-1"}
 
 # librdkafka names its embedded cluster so (rdkafka_mock.c); it has neither CreateTopics nor DescribeConfigs.
@@ -55,7 +61,9 @@ class Topics:
         self._partitions = partitions
         self._replication = replication
         self._limits: dict[str, int] = {}
+        self._known: dict[str, Identity] = {}
         self._seen: dict[str, Identity] = {}
+        self._checkpoint: str | None = None
         self._embedded: bool | None = None
 
     @cached_property
@@ -76,22 +84,38 @@ class Topics:
         """Of the topics seen: a batch must fit into each."""
         return min(self._limits.values(), default=DEFAULT_LIMIT_BYTES)
 
+    def remember(self, known: Mapping[str, Identity]) -> None:
+        """What earlier runs have seen: `ensure` never makes such a topic anew, and compares them all."""
+        self._known = dict(known)
+
+    @property
+    def known(self) -> dict[str, Identity]:
+        """What is recorded."""
+        return dict(self._known)
+
+    @property
+    def unrecorded(self) -> dict[str, Identity]:
+        """What was seen and isn't what earlier runs have recorded: to be recorded now."""
+        return {name: found for name, found in self._seen.items() if self._known.get(name) != found}
+
     def ensure(self, names: Iterable[str], *, checkpoint: str | None = None, dead_letters: str = "") -> None:
         """Make what is missing of `names` and `checkpoint`, then remember what they are.
 
-        Raises Unavailable, UsageError when Kafka refuses to make one, TopicsChanged when the checkpoint's
-        topic would forget.
+        Raises Unavailable, UsageError when Kafka refuses to make one, TopicsChanged when one is not what it
+        was, or when the checkpoint's topic would forget, CheckpointMissing when that one is another.
         """
         wanted = [*names, *([checkpoint] if checkpoint else [])]
+        self._checkpoint = checkpoint or self._checkpoint
         if self._embedded is None:
             self._embedded = self._is_embedded()
         if self._embedded:
             return
-        missing = [name for name in wanted if name not in self._existing(wanted)]
+        existing = self._unchanged(self._known, wanted)
+        missing = [name for name in wanted if name not in existing]
         if missing:
             self._create(missing, checkpoint, dead_letters)
         self._describe_configs(wanted, checkpoint)
-        self._seen.update(self._existing(wanted))
+        self._seen.update(self._existing([*wanted, *self._known]))
 
     def refresh_limits(self, names: Iterable[str]) -> None:
         """Ask again what topics take; what they are stays as it was seen. Raises Unavailable."""
@@ -99,28 +123,39 @@ class Topics:
             self._describe_configs(list(names), None)
 
     def compare(self) -> None:
-        """Compare the topics with what they were. Raises TopicsChanged, or Unavailable."""
+        """Compare the topics with what they were. Raises TopicsChanged, CheckpointMissing or Unavailable."""
         if self._embedded or not self._seen:
             return
-        now = self._existing(list(self._seen))
-        for name, was in self._seen.items():
-            found = now.get(name)
-            if found == was:
-                continue
-            if found is None:
-                what = "is gone"
-            elif found.topic_id != was.topic_id:
-                what = "was deleted and made anew"
-            else:
-                what = f"had {was.partitions} partitions and has {found.partitions}"
-            raise TopicsChanged(
-                f"The topic {name} {what}.",
-                meaning="Records may be lost, or an operation's events may be on two partitions and arrive "
-                "out of order; the relay publishes nothing more until somebody has looked.",
-                remedy="When consumers have read what they need, start it again: it takes the topics as they"
-                " are then. Where records are lost, stop it first and run `relay outbox repair`: it publishes"
-                " what the topics lack.",
+        try:
+            self._unchanged(self._seen, [])
+        except Unavailable:
+            # librdkafka's idea of the controller is as old as the client; with that broker gone it would be
+            # asked for five minutes more (topic.metadata.refresh.interval.ms).
+            del self._admin
+            raise
+
+    def describe(self, names: Iterable[str]) -> dict[str, Identity]:
+        """What those that exist are. Raises Unavailable; UsageError for the embedded broker."""
+        if self._is_embedded():
+            raise UsageError(
+                "The embedded broker's topics have no ids.",
+                remedy="Set RELAY_KAFKA_BOOTSTRAP to a real Kafka.",
             )
+        return self._existing(sorted(set(names)))
+
+    def _unchanged(self, were: Mapping[str, Identity], wanted: Iterable[str]) -> dict[str, Identity]:
+        """What `were` and `wanted` are now. Raises TopicsChanged where one of the first isn't what it was."""
+        names = sorted({*were, *wanted})
+        looks = 0
+        while True:
+            now = self._existing(names) if names else {}
+            changed = {name: now.get(name) for name in were if now.get(name) != were[name]}
+            if not changed:
+                return now
+            looks += 1
+            if looks == _CHANGED_LOOKS:
+                raise _changed(were, changed, self._checkpoint)
+            time.sleep(_CHANGED_LOOK_AGAIN_S)
 
     def _is_embedded(self) -> bool:
         try:
@@ -129,9 +164,10 @@ class Topics:
             raise Unavailable(f"Kafka doesn't answer: {words(error)}") from error
         return str(metadata.cluster_id).startswith(_EMBEDDED_CLUSTER)
 
-    def _existing(self, names: list[str]) -> dict[str, Identity]:
+    def _existing(self, names: Iterable[str]) -> dict[str, Identity]:
         found: dict[str, Identity] = {}
-        asked = self._admin.describe_topics(TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S)
+        each = sorted(set(names))  # Kafka refuses to describe one twice
+        asked = self._admin.describe_topics(TopicCollection(each), request_timeout=REQUEST_TIMEOUT_S)
         for name, future in asked.items():
             try:
                 described = _result(future)
@@ -199,6 +235,49 @@ class Topics:
                 meaning="Kafka would forget where the relay is, and it could not go on safely.",
                 remedy=f"`kafka-configs.sh --alter --topic {checkpoint} --add-config cleanup.policy=compact`",
             )
+
+
+def difference(was: Identity, now: Identity | None) -> str | None:
+    """What happened to a topic, to stand behind its name; None when nothing did."""
+    if now == was:
+        return None
+    if now is None:
+        return "is gone"
+    if now.topic_id != was.topic_id:
+        return "was deleted and made anew"
+    return f"had {was.partitions} partitions and has {now.partitions}"
+
+
+def _changed(
+    were: Mapping[str, Identity], changed: Mapping[str, Identity | None], checkpoint: str | None
+) -> Stop:
+    sentences = [f"The topic {name} {difference(were[name], now)}." for name, now in sorted(changed.items())]
+    more = f" {len(sentences) - _NAMED} more topics changed." if len(sentences) > _NAMED else ""
+    said = " ".join(sentences[:_NAMED]) + more
+    if checkpoint is not None and checkpoint in changed:
+        return CheckpointMissing(
+            said,
+            meaning="It says where the relay is; without it nobody knows what Kafka has, and events could "
+            "be missing or published twice.",
+            remedy="If this is the wrong Kafka, correct RELAY_KAFKA_BOOTSTRAP. If the topics were moved here "
+            f"with all their records, `relay topics accept --all`. Else: {REPAIR}",
+        )
+    names = " ".join(sorted(changed))
+    if all(now is not None and now.topic_id == were[name].topic_id for name, now in changed.items()):
+        return TopicsChanged(
+            said,
+            meaning="An operation's later events go to another partition than its earlier ones, so consumers "
+            "may meet them out of order. The relay publishes nothing more until somebody has looked.",
+            remedy="When the consumer groups have read what was there before (`relay topics list` shows the "
+            f"topics), `relay topics accept {names}`, then start again.",
+        )
+    return TopicsChanged(
+        said,
+        meaning="The records that it had are lost to consumers that had not read them. The relay publishes "
+        "nothing more until somebody has looked, and makes no topic anew by itself.",
+        remedy="If this is the wrong Kafka, correct RELAY_KAFKA_BOOTSTRAP. Else `relay outbox repair` brings "
+        f"back what the outbox still has of it; to go on without, `relay topics accept {names}`.",
+    )
 
 
 def _is_passing(reason: KafkaError) -> bool:

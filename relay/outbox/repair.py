@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from relay import failpoints, identity
+from relay import failpoints, identity, known_topics
 from relay.errors import CheckpointGarbled, Unavailable, UsageError
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
@@ -20,6 +20,7 @@ from relay.kafka.contents import Contents
 from relay.kafka.publisher import Publisher, RecordRefused
 from relay.kafka.spans import PATIENT_TIMEOUT_S
 from relay.kafka.topics import Topics
+from relay.opening import open_publisher
 from relay.outbox import compare, parking, phantoms, repair_parked, repair_rules, rows
 from relay.outbox.audit import require_rows
 from relay.outbox.bad_event import Verdicts
@@ -29,7 +30,6 @@ from relay.outbox.mapping import OutboxMapping
 from relay.outbox.repair_rules import Asked, Plan
 from relay.outbox.repair_source import Connection, RepairSource, Say, in_words
 from relay.outbox.repair_writer import RepairWriter
-from relay.session import open_publisher
 from relay.settings import Settings
 from relay.wal import publication as publications
 from relay.wal import repairing
@@ -172,6 +172,7 @@ class Repair:
             )
             _commit_checkpoint(publisher, checkpoint)
             failpoints.hit(failpoints.REPAIR_CHECKPOINT_WRITTEN)
+            known_topics.take_as_they_are(connection, relay_id, self._topics)
             repairing.clear(
                 connection,
                 relay_id,

@@ -32,7 +32,6 @@ CACHE: Final = HERE.parents[1] / ".cache" / "kafka"
 # the short limits let a test see a dead consumer or an abandoned transaction within seconds.
 SETTINGS: Final[Mapping[str, str]] = {
     "process.roles": "broker,controller",
-    "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SECOND:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "inter.broker.listener.name": "PLAINTEXT",
@@ -118,6 +117,12 @@ def _free_ports(count: int) -> list[int]:
             probe.close()
 
 
+def new_cluster_id() -> str:
+    """A random one."""
+    text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
+    return f"0{text[1:]}"  # StorageTool takes an id that starts with a dash for an option
+
+
 class ApacheKafka:
     """One broker whose logs live in `folder`; it may be stopped, killed and started again on the same port.
 
@@ -127,13 +132,23 @@ class ApacheKafka:
     """
 
     def __init__(
-        self, folder: Path, *, settings: Mapping[str, str] | None = None, jvm: Sequence[str] = JVM
+        self,
+        folder: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        jvm: Sequence[str] = JVM,
+        node_id: int = 1,
+        cluster_id: str | None = None,
     ) -> None:
         self.folder = folder
         self.version = version()
         self.settings = {**SETTINGS, **(settings or {})}
+        self.node_id = node_id
+        self._cluster_id = cluster_id or new_cluster_id()
         self._jvm = tuple(jvm)
         self.port, self.second_port, self._controller_port = _free_ports(3)
+        self.voters = self.voter
+        """Every node of the cluster; set it before `start` where there are others."""
         self.advertised_port: int | None = None
         self.second_advertised_port: int | None = None
         self.log = folder / "kafka.log"
@@ -146,6 +161,15 @@ class ApacheKafka:
         return f"127.0.0.1:{self.advertised_port or self.port}"
 
     @property
+    def voter(self) -> str:
+        """This node, as `controller.quorum.voters` wants it."""
+        return f"{self.node_id}@127.0.0.1:{self._controller_port}"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         if self._process is None:
             raise KafkaMissing("this broker is not running")
@@ -153,7 +177,7 @@ class ApacheKafka:
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start and wait until it answers. Raises KafkaMissing, with the end of its log, when it doesn't."""
-        if self._process is not None and self._process.poll() is None:
+        if self.running:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         properties = self.folder / "server.properties"
@@ -201,15 +225,14 @@ class ApacheKafka:
             f"CONTROLLER://127.0.0.1:{self._controller_port}",
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap},"
             f"SECOND://127.0.0.1:{self.second_advertised_port or self.second_port}",
-            "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
+            "node.id": str(self.node_id),
+            "controller.quorum.voters": self.voters,
             "log.dirs": str(self.folder / "data"),
         }
         return "".join(f"{name}={value}\n" for name, value in settings.items())
 
     def _format(self, properties: Path) -> None:
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
-        # StorageTool takes an id that starts with a dash for an option.
-        command = self._java("kafka.tools.StorageTool", "format", f"--cluster-id=0{cluster_id[1:]}")
+        command = self._java("kafka.tools.StorageTool", "format", f"--cluster-id={self._cluster_id}")
         done = subprocess.run(
             [*command, "--config", str(properties)], check=False, capture_output=True, text=True
         )
