@@ -1,5 +1,6 @@
 """The oldest supported PostgreSQL: the same promises, and the two things that are different there."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,11 @@ def test_on_the_oldest_postgres_a_relay_killed_at_each_boundary_has_each_event_o
     for command in (["status"], ["outbox", "audit"]):
         shown = run_process(command, relay.environment())
         assert shown.wait() == 0, shown.output()
+    examined = run_process(["doctor", "--json"], relay.environment())
+    examined.wait()
+    found = json.loads(examined.output().splitlines()[-1])
+    assert {finding["check"] for finding in found if finding["severity"] == "error"} == {"postgres.fsync"}
+    assert {"failover.version", "replication.slot", "topics.in_sync"} <= {one["check"] for one in found}
     published = [record.event_id for record in relay.read()]
     assert len(published) == len(set(published)) == 14
     relay.assert_clean()
