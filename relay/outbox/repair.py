@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from relay import failpoints, identity, known_topics
-from relay.errors import CheckpointGarbled, Unavailable, UsageError
+from relay.errors import CheckpointGarbled, RelayError, Unavailable, UsageError
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.contents import Contents
@@ -119,7 +119,12 @@ class Repair:
                     f"Another repair of relay {recorded.relay_id} is at work now.",
                     remedy="Let it end; `relay status` shows the state.",
                 )
-            return self._run(connection, self._admit(connection, idle=True))
+            source = self._admit(connection, idle=True)
+            try:
+                return self._run(connection, source)
+            except RelayError:
+                self._say("the state may have stayed `repairing`: mend what follows, and run this again")
+                raise
 
     def _run(self, connection: Connection, source: Source) -> Done:
         relay_id, plan, system = source.recorded.relay_id, source.plan, source.system

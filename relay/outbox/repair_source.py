@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from relay import identity
-from relay.errors import LogLost, Unavailable, UsageError, as_sentence
+from relay.errors import RelayError, Unavailable, UsageError, as_sentence
 from relay.outbox.mapping import OutboxMapping
 from relay.settings import Settings
 from relay.wal import publication as publications
@@ -142,6 +142,7 @@ class RepairSource:
 
 @contextmanager
 def in_words() -> Iterator[None]:
+    """What psycopg raises becomes Unavailable, UsageError or RelayError, in a sentence with its remedy."""
     try:
         yield
     except psycopg.OperationalError as error:
@@ -162,5 +163,9 @@ def in_words() -> Iterator[None]:
             remedy="Run `relay init` of this release first; if the columns are your outbox's, correct"
             " RELAY_OUTBOX_COLUMNS.",
         ) from error
-    except psycopg.errors.ObjectNotInPrerequisiteState as error:
-        raise LogLost(f"Postgres refused: {as_sentence(error.diag.message_primary or error)}") from error
+    except psycopg.Error as error:
+        raise RelayError(
+            f"Postgres refused: {as_sentence(error.diag.message_primary or error)}",
+            meaning="Whatever was published is found again.",
+            remedy="See the server's log; then run the same command again.",
+        ) from error
