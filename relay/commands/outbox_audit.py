@@ -73,6 +73,10 @@ def _say(summary: Summary, *, everything: bool) -> None:
     click.echo(f"{summary.rows} rows in the outbox ({counts or 'none'}), {summary.records} records in Kafka")
     doubled, phantom = summary.findings["doubled"], summary.findings["phantom"]
     click.echo(f"doubled {doubled}, disordered {summary.findings['disordered']}, only in Kafka {phantom}")
+    if summary.pruned:
+        click.echo(
+            f"{summary.pruned} records are of rows that were pruned: whether those committed isn't known now"
+        )
     click.echo(
         "clean: every event is where it should be" if summary.clean else f"not clean. {summary.remedy}"
     )
@@ -85,5 +89,6 @@ def _counted(summary: Summary) -> dict[str, object]:
         "records": summary.records,
         "verdicts": dict(summary.verdicts),
         "findings": dict(summary.findings),
+        "pruned": summary.pruned,
         "remedy": summary.remedy,
     }

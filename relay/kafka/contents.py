@@ -6,6 +6,7 @@ Values are never kept, and memory doesn't grow with the number of records: SQLit
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
@@ -24,15 +25,20 @@ _TABLE: Final = """
     create table record (
       topic text not null, partition integer not null, place integer not null,
       event_id text not null, key blob, epoch integer not null, lsn integer not null,
-      position integer not null, origin text not null, timestamp_ms integer not null
+      position integer not null, origin text not null, timestamp_ms integer not null,
+      occurred_at_us integer
     )
 """
 _INDEXES: Final = (
     "create index if not exists record_event on record (event_id)",
     "create index if not exists record_place on record (topic, partition, place)",
 )
-_INSERT: Final = "insert into record values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_COLUMNS: Final = "topic, partition, place, event_id, epoch, lsn, position, origin, timestamp_ms"
+_INSERT: Final = "insert into record values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS: Final = (
+    "topic, partition, place, event_id, epoch, lsn, position, origin, timestamp_ms, occurred_at_us"
+)
+_UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class Record(NamedTuple):
@@ -49,6 +55,8 @@ class Record(NamedTuple):
     origin: str
     """`relay_origin`: empty from the stream, else repair, backfill or republish."""
     timestamp_ms: int
+    occurred_at_us: int | None = None
+    """`ce_time` in microseconds of Unix time."""
 
     @property
     def position(self) -> tuple[int, int, int]:
@@ -228,9 +236,10 @@ def _row(message: Message, source: bytes) -> tuple[object, ...] | None:
         index = int(headers.get("relay_index", b"0"))
         event_id = headers.get("ce_id", b"").decode()
         origin = headers.get("relay_origin", b"").decode()
+        occurred_at_us = _microseconds(headers.get("ce_time"))
     except (ValueError, DecodeError):
         # Somebody wrote headers of our names by hand: it's no event of ours.
-        epoch, lsn, index, event_id, origin = 0, 0, 0, "", ""
+        epoch, lsn, index, event_id, origin, occurred_at_us = 0, 0, 0, "", "", None
     return (
         message.topic(),
         message.partition(),
@@ -242,4 +251,15 @@ def _row(message: Message, source: bytes) -> tuple[object, ...] | None:
         index,
         origin,
         timestamp_ms,
+        occurred_at_us,
     )
+
+
+def _microseconds(ce_time: bytes | None) -> int | None:
+    """Unix time. Raises ValueError for what isn't RFC 3339 with an offset."""
+    if ce_time is None:
+        return None
+    at = datetime.fromisoformat(ce_time.decode())
+    if at.tzinfo is None:
+        raise ValueError("a time without an offset")
+    return (at - _UNIX) // _MICROSECOND

@@ -17,7 +17,8 @@ from relay.errors import REPAIR, UsageError
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka import spans
 from relay.kafka.contents import Contents, Record
-from relay.outbox.compare import Row, Topics, Verdict, compare, known_ids
+from relay.outbox import phantoms
+from relay.outbox.compare import Row, Topics, Verdict, compare
 from relay.outbox.event import source_of
 from relay.outbox.mapping import OutboxMapping
 from relay.settings import Settings
@@ -53,6 +54,8 @@ class Summary:
     records: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     findings: Counter[str] = field(default_factory=Counter)
+    pruned: int = 0
+    """Records whose row isn't in the outbox any more, by pruning as far as anybody can tell."""
     exactly_once: bool = True
 
     @property
@@ -145,7 +148,7 @@ class Audit:
         yield from self._of_rows(connection, recorded, topics, contents, caught_up=caught_up)
         yield from self._of_records(contents, topics.dead_letters)
         self._progress("looking for events that the outbox doesn't have")
-        yield from self._phantoms(contents, topics.dead_letters, recorded.pruned)
+        yield from self._phantoms(contents, topics.dead_letters)
 
     def _compared(
         self,
@@ -197,21 +200,16 @@ class Audit:
             detail = f"stands behind {before.event_id} at {before}, which comes after it in the WAL"
             yield Finding("disordered", record.event_id, detail, place=str(record))
 
-    def _phantoms(self, contents: Contents, dead_letters: str, pruned: tuple[int, int]) -> Iterator[Finding]:
-        """Events of Kafka that the outbox doesn't have: a fresh look, since some came after the snapshot.
-
-        Below what was `pruned` nobody can tell whether it was the pruning that took the row.
-        """
+    def _phantoms(self, contents: Contents, dead_letters: str) -> Iterator[Finding]:
+        """Events of Kafka that the outbox doesn't have: a fresh look, since some came after the snapshot."""
         url = self._settings.require_database()
         with psycopg.connect(url, autocommit=True, application_name="outbox-relay audit") as connection:
-            for records in contents.batches():
-                ours = [
-                    record
-                    for record in records
-                    if record.topic != dead_letters and record.event_id and record.position[:2] >= pruned
-                ]
-                known = known_ids(connection, self._mapping, [record.event_id for record in ours])
-                yield from (_phantom(record) for record in ours if record.event_id not in known)
+            gone = phantoms.absent(connection, self._mapping, contents, dead_letters=dead_letters)
+            for record, pruned in gone:
+                if pruned:
+                    self.summary.pruned += 1
+                else:
+                    yield _phantom(record)
 
     def _wait_for(self, recorded: SourceIdentity, lsn: int) -> bool:
         """Whether the relay has confirmed up to `lsn` within the time that it is given."""

@@ -11,6 +11,9 @@ from typing import Final, Literal, Protocol
 
 from relay.errors import UsageError
 
+NATIVE_OUTBOX: Final = "relay.outbox"
+"""The table that the migrations make."""
+
 _IDENTIFIER: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s".]+))\s*(?:\.|$)')
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _IDENTIFIER_BYTES: Final = 63  # NAMEDATALEN - 1; Postgres would cut a longer name silently

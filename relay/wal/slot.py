@@ -54,8 +54,6 @@ class SourceIdentity:
     """What the repair that is under way, or was interrupted, was asked for."""
     source_accepted: bool = False
     """Whether a person has accepted this source for that repair, though Kafka knew another."""
-    pruned: tuple[int, int] = (0, 0)
-    """Epoch and LSN: an event below it may be gone from the outbox by pruning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +209,7 @@ def read_identity(connection: psycopg.Connection[Any], slot_name: str) -> Source
             """
             select relay_id, slot_name, publication, outbox_table, epoch, state, system_identifier, timeline,
                    consistent_point::text, baseline_seq, verified_system_identifier, verified_timeline,
-                   verified_server_started_at, verified_at, repair_origin, source_accepted,
-                   pruned_epoch, pruned_lsn::text
+                   verified_server_started_at, verified_at, repair_origin, source_accepted
             from relay.source_identity where slot_name = %s
             """,
             [slot_name],
@@ -221,7 +218,6 @@ def read_identity(connection: psycopg.Connection[Any], slot_name: str) -> Source
         return None
     if row is None:
         return None
-    row["pruned"] = (row.pop("pruned_epoch"), parse_lsn(row.pop("pruned_lsn")))
     return SourceIdentity(**{**row, "consistent_point": parse_lsn(row["consistent_point"])})
 
 

@@ -19,7 +19,7 @@ MAY_CALL: Final = {
     },
     "relay_operator": {
         "now", "context", "emit", "settle", "dispute", "set_allowance", "dispatch_gate", "specification_hash",
-        "hashed_field", "prepare_operation", "request_cancel", "prune_choose", "prune",
+        "hashed_field", "prepare_operation", "request_cancel", "old_rows", "prune_choose", "prune",
         "republish_parked", "discard_parked",
     },
     "relay_reader": {"now", "context", "dispatch_gate"},

@@ -1,26 +1,63 @@
 """Old rows leave the outbox by pruning alone, and only those that Kafka has."""
 
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any, Final
 
 import psycopg
 import pytest
 
 from fix_commands import Command
+from fix_kafka import Kafka
+from fix_postgres import clone, make_template
+from fix_process import RunProcess
 from fix_relay import RelayUnderTest
-from fix_waiting import eventually
-from relay.errors import Unavailable
+from fix_versions import measured
+from relay.embedded_postgres import EmbeddedPostgres
+from relay.errors import RelayError, Unavailable
 from relay.outbox.prune import prune
 from relay.settings import load
 
 NOW = timedelta(0)
+CHOSEN: Final = "select coalesce(max(batch_id), 0) from relay.prune_batch"
 
 
-def pruned(relay: RelayUnderTest, older_than: timedelta = NOW, *, wait_s: float = 60.0) -> int:
+def pruned(relay: RelayUnderTest, older_than: timedelta = NOW, **how: Any) -> int:
     settings = load(environ=relay.environment(None)).settings
     with psycopg.connect(relay.database.url_as("relay_operator"), autocommit=True) as connection:
-        return sum(prune(connection, settings, older_than, batch_rows=4, wait_s=wait_s))
+        return sum(prune(connection, settings, older_than, **{"batch_rows": 4, **how}))
+
+
+@contextmanager
+def moving(relay: RelayUnderTest) -> Iterator[list[str]]:
+    """A relay is at work, and what is chosen to go is passed at once: an event comes after it.
+
+    An idle slot moves every ten seconds. The list has the events that were sent for that.
+    """
+    sent: list[str] = []
+    done = threading.Event()
+    last = relay.one(CHOSEN)
+
+    def nudge() -> None:
+        with relay.database.connect() as connection:
+            seen = last
+            while not done.wait(0.05):
+                row = connection.execute(CHOSEN).fetchone()
+                if row is not None and row[0] > seen:
+                    seen = row[0]
+                    sent.extend(relay.emit(connection=connection))
+
+    with ThreadPoolExecutor(1) as pool:
+        nudging = pool.submit(nudge)
+        try:
+            yield sent
+        finally:
+            done.set()
+            nudging.result()
 
 
 def ids(relay: RelayUnderTest) -> set[str]:
@@ -46,7 +83,7 @@ def test_what_kafka_has_goes_but_the_row_that_the_checkpoint_names(exactly_once:
     relay.wait_published(process)
     last = relay.emit()
     relay.wait_published(process)
-    assert pruned(relay) == 10
+    assert pruned(relay) == 10  # the slot comes by on its own, in ten seconds at most
     assert ids(relay) == {parked, *last}
     assert process.running, process.output()
     # The relay starts again beside the pruned table, and what is gone isn't taken for a phantom.
@@ -73,8 +110,9 @@ def test_a_row_that_the_slot_has_not_passed_stays(relay: RelayUnderTest) -> None
         # What was chosen goes once the relay has come past it, and not what has become the checkpoint's.
         process = relay.start()
         relay.wait_published(process)
-        assert pruned(relay) > 0
-        assert len(ids(relay)) == 1
+        with moving(relay) as sent:
+            assert pruned(relay) == 5
+        assert ids(relay) == set(sent)
         relay.assert_clean()
 
 
@@ -103,9 +141,10 @@ def test_a_transaction_that_commits_after_the_choice_keeps_its_rows(relay: Relay
             late_ids = set(relay.emit(2, connection=late))
             relay.emit(1)
             relay.wait_published(process)
-            assert pruned(relay) == 3
+            with moving(relay) as sent:
+                assert pruned(relay) == 4
         relay.wait_published(process)
-    assert ids(relay) > late_ids
+    assert ids(relay) == {*late_ids, *sent}
     relay.assert_clean()
 
 
@@ -115,45 +154,212 @@ def test_only_an_operator_may_prune(relay: RelayUnderTest, role: str) -> None:
         psycopg.connect(relay.database.url_as(role), autocommit=True) as connection,
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
-        connection.execute("select relay.prune(%s, null)", [relay.slot])
+        connection.execute("select relay.prune(%s, '0/0', '{}')", [relay.slot])
 
 
 def test_a_delete_by_hand_is_refused_even_to_the_owner(relay: RelayUnderTest) -> None:
     relay.emit()
     relay.owner.execute("set session_replication_role = replica")
+    for setting in ("relay.pruning", "relay.deleting"):
+        relay.owner.execute("select set_config(%s, 'on', false)", [setting])
     with pytest.raises(psycopg.DatabaseError, match="by relay outbox prune alone"):
         relay.owner.execute("delete from relay.outbox")
-    with psycopg.connect(relay.database.url_as("relay_operator"), autocommit=True) as operator:
-        operator.execute("set relay.pruning = 'on'")
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            operator.execute("delete from relay.outbox")
     with pytest.raises(psycopg.DatabaseError, match="insert-only"):
         relay.owner.execute("update relay.outbox set version = 2")
-    relay.owner.execute("set session_replication_role = origin")
+    for role in ("relay_operator", "relay_worker", "relay_replicator", "relay_app"):
+        with psycopg.connect(relay.database.url_as(role), autocommit=True) as connection:
+            for statement in (
+                "delete from relay.outbox",
+                "update relay.pruning set deleting = pg_current_xact_id()",
+                "insert into relay.prune_batch (event_ids, chosen_lsn) values ('{}', '0/0')",
+            ):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(statement.encode())
 
 
-@pytest.mark.parametrize(
-    ("break_it", "said"),
-    [
-        ("select pg_drop_replication_slot(slot_name) from relay.source_identity", "is gone"),
-        ("update relay.source_identity set state = 'repairing'", "is repairing"),
-    ],
-)
-def test_without_a_healthy_slot_nothing_goes(relay: RelayUnderTest, break_it: str, said: str) -> None:
+def test_after_pruning_the_same_transaction_deletes_nothing_by_hand(relay: RelayUnderTest) -> None:
+    with stopped(relay, 2), relay.owner.transaction():
+        relay.owner.execute("select relay.prune(%s, 'FFFFFFFF/0', '{}')", [relay.slot])
+        with (
+            pytest.raises(psycopg.DatabaseError, match="by relay outbox prune alone"),
+            relay.owner.transaction(),
+        ):
+            relay.owner.execute("delete from relay.outbox")
+
+
+# What is broken, what is said of it, and the command that mends it.
+BROKEN: Final = {
+    "a repair is under way": (
+        "update relay.source_identity set state = 'repairing'",
+        "is repairing",
+        "`relay outbox repair`",
+    ),
+    "the relay never ran": (
+        "update relay.source_identity set state = 'new'",
+        "is new",
+        "`relay run`",
+    ),
+    "the server was restarted or restored": (
+        "update relay.source_identity set verified_server_started_at = '2020-01-01'",
+        "hasn't compared this server with Kafka since it started",
+        "`relay run`",
+    ),
+    "the server was promoted": (
+        "update relay.source_identity set verified_timeline = 7",
+        "hasn't compared this server with Kafka since it started",
+        "`relay run`",
+    ),
+    "Kafka is of another epoch": (
+        "update relay.source_identity set epoch = 2",
+        "of epoch 1",
+        "`relay outbox repair`",
+    ),
+    "another relay of this outbox has no slot": (
+        """
+        insert into relay.source_identity
+        select (jsonb_populate_record(i, jsonb_build_object(
+          'relay_id', gen_random_uuid(), 'slot_name', 'another'))).* from relay.source_identity i
+        """,
+        "replication slot another is gone",
+        "`relay outbox repair`",
+    ),
+    "the slot was advanced by hand": (
+        "select pg_replication_slot_advance(slot_name, pg_current_wal_lsn()) from relay.source_identity",
+        "the checkpoint in Kafka that should allow it",
+        "`relay outbox repair`",
+    ),
+    "the slot was made anew": (
+        """
+        select pg_drop_replication_slot(slot_name),
+               pg_create_logical_replication_slot(slot_name, 'pgoutput') from relay.source_identity
+        """,
+        "the checkpoint in Kafka that should allow it",
+        "`relay outbox repair`",
+    ),
+    "the slot is gone": (
+        "select pg_drop_replication_slot(slot_name) from relay.source_identity",
+        "is gone",
+        "`relay outbox repair`",
+    ),
+}
+
+
+def test_without_a_healthy_slot_and_checkpoint_nothing_goes(relay: RelayUnderTest, command: Command) -> None:
+    env = relay.environment("relay_operator")
     with stopped(relay, 2):
-        relay.owner.execute(break_it.encode())
-        with pytest.raises(psycopg.DatabaseError, match=said):
+        relay.emit(2)  # which Kafka doesn't have, whatever the slot says
+        relay.owner.execute("create table known as select * from relay.source_identity")
+        for broken, (break_it, said, remedy) in BROKEN.items():
+            relay.owner.execute(break_it.encode())
+            done = command("outbox", "prune", "--older-than", "0s", env=env)
+            assert done.status == 1, broken
+            assert said in done.err, broken
+            assert remedy in done.err, broken
+            assert len(ids(relay)) == 4, broken
+            relay.owner.execute("delete from relay.source_identity")
+            relay.owner.execute("insert into relay.source_identity select * from known")
+
+
+def test_a_slot_that_is_lost_takes_no_row_with_it(
+    own_postgres: EmbeddedPostgres, kafka: Kafka, topic_prefix: str, run_process: RunProcess
+) -> None:
+    database = clone(own_postgres, make_template(own_postgres))
+    relay = RelayUnderTest(database, kafka, topic_prefix, run_process)
+    relay.initialise()
+    with relay.owner, stopped(relay, 2):
+        relay.emit(2)
+        relay.owner.execute("alter system set max_slot_wal_keep_size = '1MB'")
+        relay.owner.execute("select pg_reload_conf()")
+        relay.owner.execute("create table elsewhere (n int)")
+        for _ in range(3):  # past a segment, then a checkpoint: the slot is invalidated
+            relay.owner.execute("insert into elsewhere select generate_series(1, 300000)")
+            relay.owner.execute("select pg_switch_wal()")
+        relay.owner.execute("checkpoint")
+        with pytest.raises(RelayError, match=r"in danger \(wal_status = lost\)"):
             pruned(relay)
-        assert len(ids(relay)) == 2
+        assert len(ids(relay)) == 4
+
+
+def test_a_row_that_was_parked_after_the_choice_stays(exactly_once: RelayUnderTest) -> None:
+    relay = exactly_once
+    with stopped(relay, 1):
+        parked = relay.emit(1, event_type="nobody.knows_it")
+        with pytest.raises(Unavailable, match="so none was deleted"):
+            pruned(relay, wait_s=0)
+        assert relay.one("select sum(cardinality(event_ids)) from relay.prune_batch") == 2
+        process = relay.start()
+        relay.emit()
+        relay.wait_published(process)
+        relay.owner.execute("select relay.prune(%s, 'FFFFFFFF/0', '{}')", [relay.slot])
+        assert relay.one("select pruned_rows from relay.pruning") == 1
+        assert ids(relay) > set(parked)
+        relay.assert_clean()
+
+
+def test_a_prune_that_was_interrupted_leaves_nothing_to_a_later_one_that_is_asked_for_less(
+    relay: RelayUnderTest,
+) -> None:
+    with stopped(relay, 3):
+        relay.emit()
+        with pytest.raises(Unavailable):
+            pruned(relay, wait_s=0)
+        process = relay.start()
+        relay.wait_published(process)
+        assert relay.one("select count(*) from relay.prune_batch") == 1
+        assert pruned(relay, timedelta(hours=1)) == 0
+        assert len(ids(relay)) == 4
+
+
+def test_rows_from_before_the_slot_stay_until_a_backfill_or_a_person_lets_them_go(
+    relay: RelayUnderTest, command: Command
+) -> None:
+    relay.owner.execute("select pg_drop_replication_slot(%s)", [relay.slot])
+    relay.owner.execute("delete from relay.source_identity")
+    before = relay.emit(3)
+    relay.initialise()
+    process = relay.start()
+    relay.emit(2)
+    relay.wait_published(process)
+    env = relay.environment("relay_operator")
+    with moving(relay) as sent:
+        done = command("outbox", "prune", "--older-than", "0s", env=env)
+    assert done.status == 0, done.err
+    assert "2 rows pruned\n3 rows stay: they are from before the slot" in done.out
+    assert ids(relay) == {*before, *sent}
+    with moving(relay) as more:
+        done = command("outbox", "prune", "--older-than", "0s", "--include-unpublished", env=env)
+    assert done.status == 0, done.err
+    assert ids(relay) == set(more)
+
+
+def test_an_event_that_only_kafka_has_is_told_from_a_pruned_one(relay: RelayUnderTest) -> None:
+    process = relay.start()
+    relay.emit(4)
+    relay.wait_published(process)
+    with moving(relay) as phantoms:
+        assert pruned(relay) == 4
+    phantoms += relay.emit()
+    relay.emit()
+    relay.wait_published(process)
+    summary, findings = relay.audit()
+    assert (summary.clean, summary.pruned) == (True, 4), findings
+    # As after a restore: the database has forgotten some that are younger than what was pruned.
+    relay.owner.execute("alter table relay.outbox disable trigger user")
+    relay.owner.execute("delete from relay.outbox where event_id = any(%s)", [phantoms])
+    summary, findings = relay.audit()
+    assert {(finding.kind, finding.event_id) for finding in findings} == {
+        ("phantom", event_id) for event_id in phantoms
+    }
+    assert summary.pruned == 4
 
 
 def test_the_command_says_what_goes(relay: RelayUnderTest, command: Command) -> None:
     env = relay.environment("relay_operator")
     with stopped(relay, 3):
         assert command("outbox", "prune", "--older-than", "0s", "--dry-run", env=env).out == (
-            "3 rows are older than that\n"
+            "3 rows would go; the row that the checkpoint names stays in any case\n"
         )
-        assert command("outbox", "prune", "--older-than", "1h", env=env).out == "no row is older than that\n"
+        assert command("outbox", "prune", "--older-than", "1h", env=env).out == "no row was pruned\n"
         wrong = command("outbox", "prune", "--older-than", "a week", env=env)
         assert wrong.status == 2
         assert "write a number and s, m, h or d" in wrong.err
@@ -165,33 +371,34 @@ def test_the_command_says_what_goes(relay: RelayUnderTest, command: Command) -> 
 
 
 @pytest.mark.slow
-def test_a_million_old_rows_are_pruned_while_streaming(exactly_once: RelayUnderTest) -> None:
+def test_a_million_old_rows_are_pruned_while_streaming(
+    exactly_once: RelayUnderTest, pytestconfig: pytest.Config
+) -> None:
     relay = exactly_once
-    # Rows that no relay of this database has ever had to publish: only their going is of interest.
-    relay.owner.execute("alter table relay.outbox disable trigger user")
     relay.owner.execute("select pg_drop_replication_slot(%s)", [relay.slot])
     relay.owner.execute("delete from relay.source_identity")
+    relay.owner.execute("alter table relay.outbox disable trigger b_guard")
     relay.owner.execute(
         "insert into relay.outbox (event_type, schema_version, operation_id, version, payload, occurred_at)"
         " select 'collection.requested', 1, gen_random_uuid(), 1, '{}', now() - interval '60 days'"
         " from generate_series(1, 1000000)"
     )
-    relay.owner.execute("alter table relay.outbox enable trigger user")
-    relay.owner.execute("alter table relay.outbox enable always trigger a_pruned_only")
-    relay.owner.execute("alter table relay.outbox enable always trigger a_forbidden")
-    relay.owner.execute("alter table relay.outbox enable always trigger a_truncate_forbidden")
+    relay.owner.execute("alter table relay.outbox enable always trigger b_guard")
     relay.initialise()
     process = relay.start()
     sent = relay.emit(1)
     relay.wait_published(process)
+    gone, began = 0, time.monotonic()
     settings = load(environ=relay.environment(None)).settings
     with psycopg.connect(relay.database.url_as("relay_operator"), autocommit=True) as connection:
-        gone = 0
-        for went in prune(connection, settings, timedelta(days=30), batch_rows=50_000):
+        # They are from before the slot, so that only their going is of interest, not a million records.
+        for went in prune(connection, settings, timedelta(days=30), batch_rows=50_000, unpublished=True):
             gone += went
             sent += relay.emit(2)
+    took_s = time.monotonic() - began
+    measured(pytestconfig, "pruning", f"{gone} rows in {took_s:.1f} s, {len(sent)} events sent meanwhile")
     assert gone == 1_000_000
     relay.wait_published(process)
     assert sorted(record.event_id for record in relay.read()) == sorted(sent)
-    assert eventually(lambda: ids(relay) == set(sent), "only the new rows are left")
+    assert ids(relay) == set(sent)
     relay.assert_clean()

@@ -19,7 +19,15 @@ MIGRATIONS: Final = ROOT / "schemas" / "postgres"
 
 # The relay's own tables and the consumers' inbox; every other table of the migrations belongs to operations.
 NOT_OPERATIONS: Final = frozenset(
-    {"outbox", "source_identity", "parked_event", "event_delivery", "schema_migration"}
+    {
+        "outbox",
+        "source_identity",
+        "parked_event",
+        "pruning",
+        "prune_batch",
+        "event_delivery",
+        "schema_migration",
+    }
 )
 OPERATIONS_SQL: Final = (Path("consumers/operations"), Path("schemas/postgres"))
 
