@@ -5,7 +5,7 @@ Values are never kept, and memory doesn't grow with the number of records: SQLit
 
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,9 @@ from relay.errors import DecodeError, Unavailable
 from relay.kafka import spans
 from relay.kafka.spans import Place, Span
 from relay.wal.lsn import format_lsn, parse_lsn
+
+TELL_EVERY: Final = 500_000
+"""Records between two words of how far it is."""
 
 _BATCH: Final = 5_000
 _CACHE_KIB: Final = 32 * 1024
@@ -108,6 +111,7 @@ class Contents:
         topics: Iterable[str],
         *,
         timeout_s: float = spans.PATIENT_TIMEOUT_S,
+        tell: Callable[[int], None] = lambda _: None,
     ) -> int:
         """Read every committed record of `topics` to the true end; called again, what has come since.
 
@@ -128,6 +132,8 @@ class Contents:
                     continue
                 rows.append(row)
                 count += 1
+                if count % TELL_EVERY == 0:
+                    tell(count)
                 if len(rows) >= _BATCH:
                     self._database.executemany(_INSERT, rows)
                     rows.clear()

@@ -33,7 +33,10 @@ _NO_LEADER_YET: Final = frozenset(
     }
 )
 _POLL_S: Final = 0.2
-_POLL_MOST: Final = 1_000
+_POLL_MOST: Final = 100
+"""Records taken at once: a million bytes each at most."""
+_QUEUE_KIB: Final = 16 * 1024
+"""What librdkafka fetches ahead, of all partitions together."""
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -139,6 +142,8 @@ def read(
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
             "isolation.level": "read_committed",
+            "queued.max.messages.kbytes": _QUEUE_KIB,
+            "fetch.max.bytes": _QUEUE_KIB * 1024,
             "auto.offset.reset": "error",
             "allow.auto.create.topics": False,
         },

@@ -16,7 +16,7 @@ from relay.avro.catalog import Catalog
 from relay.errors import REPAIR, UsageError
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka import spans
-from relay.kafka.contents import Contents, Record
+from relay.kafka.contents import TELL_EVERY, Contents, Record
 from relay.outbox import phantoms
 from relay.outbox.compare import Row, Topics, Verdict, compare
 from relay.outbox.event import source_of
@@ -138,14 +138,20 @@ class Audit:
         )
         names = topics.read(connection)
         self._progress(f"reading {len(names)} topics")
-        self.summary.records = contents.collect(settings.require_kafka(), names)
+        self.summary.records = contents.collect(
+            settings.require_kafka(), names, tell=lambda count: self._progress(f"{count} records read")
+        )
         self._progress(f"{self.summary.records} records; comparing the outbox")
         caught_up = True
-        if self._first_missing(connection, recorded, topics, contents):
+        seen = self._verdicts(connection, recorded, topics, contents)
+        if seen[Verdict.MISSING]:
             self._progress("rows are missing: waiting for the relay to come up to what was seen")
             caught_up = self._wait_for(recorded, seen_to)
             self.summary.records += contents.collect(settings.require_kafka(), names)
-        yield from self._of_rows(connection, recorded, topics, contents, caught_up=caught_up)
+        if seen[Verdict.MISSING] or seen[Verdict.EXPIRED]:
+            yield from self._of_rows(connection, recorded, topics, contents, caught_up=caught_up)
+        else:
+            self.summary.rows, self.summary.verdicts = seen.total(), seen
         yield from self._of_records(contents, topics.dead_letters)
         self._progress("looking for events that the outbox doesn't have")
         yield from self._phantoms(contents, topics.dead_letters)
@@ -161,15 +167,22 @@ class Audit:
         published_seq = recorded.baseline_seq if checkpoint is None else checkpoint.seq
         return compare(connection, topics, contents, published_seq=published_seq)
 
-    def _first_missing(
+    def _verdicts(
         self,
         connection: psycopg.Connection[Any],
         recorded: SourceIdentity,
         topics: Topics,
         contents: Contents,
-    ) -> bool:
-        compared = self._compared(connection, recorded, topics, contents)
-        return any(verdict is Verdict.MISSING for _, verdict in compared)
+    ) -> Counter[str]:
+        """How many rows have which verdict; it ends at the first that is missing."""
+        seen: Counter[str] = Counter()
+        for _, verdict in self._compared(connection, recorded, topics, contents):
+            seen[verdict] += 1
+            if verdict is Verdict.MISSING:
+                break
+            if seen.total() % TELL_EVERY == 0:
+                self._progress(f"{seen.total()} rows compared")
+        return seen
 
     def _of_rows(
         self,

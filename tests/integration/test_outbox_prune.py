@@ -1,78 +1,18 @@
 """Old rows leave the outbox by pruning alone, and only those that Kafka has."""
 
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final
 
 import psycopg
 import pytest
 
 from fix_commands import Command
-from fix_kafka import Kafka
-from fix_postgres import clone, make_template
-from fix_process import RunProcess
+from fix_prune import ids, moving, pruned, stopped
 from fix_relay import RelayUnderTest
 from fix_versions import measured
-from relay.embedded_postgres import EmbeddedPostgres
-from relay.errors import RelayError, Unavailable
+from relay.errors import Unavailable
 from relay.outbox.prune import prune
 from relay.settings import load
-
-NOW = timedelta(0)
-CHOSEN: Final = "select coalesce(max(batch_id), 0) from relay.prune_batch"
-
-
-def pruned(relay: RelayUnderTest, older_than: timedelta = NOW, **how: Any) -> int:
-    settings = load(environ=relay.environment(None)).settings
-    with psycopg.connect(relay.database.url_as("relay_operator"), autocommit=True) as connection:
-        return sum(prune(connection, settings, older_than, **{"batch_rows": 4, **how}))
-
-
-@contextmanager
-def moving(relay: RelayUnderTest) -> Iterator[list[str]]:
-    """A relay is at work, and what is chosen to go is passed at once: an event comes after it.
-
-    An idle slot moves every ten seconds. The list has the events that were sent for that.
-    """
-    sent: list[str] = []
-    done = threading.Event()
-    last = relay.one(CHOSEN)
-
-    def nudge() -> None:
-        with relay.database.connect() as connection:
-            seen = last
-            while not done.wait(0.05):
-                row = connection.execute(CHOSEN).fetchone()
-                if row is not None and row[0] > seen:
-                    seen = row[0]
-                    sent.extend(relay.emit(connection=connection))
-
-    with ThreadPoolExecutor(1) as pool:
-        nudging = pool.submit(nudge)
-        try:
-            yield sent
-        finally:
-            done.set()
-            nudging.result()
-
-
-def ids(relay: RelayUnderTest) -> set[str]:
-    return {str(row[0]) for row in relay.owner.execute("select event_id from relay.outbox")}
-
-
-@contextmanager
-def stopped(relay: RelayUnderTest, events: int) -> Iterator[list[str]]:
-    """A relay that has published so many events and ended."""
-    process = relay.start()
-    sent = [event for _ in range(events) for event in relay.emit()]
-    relay.wait_published(process)
-    assert process.stop() == 0, process.output()
-    relay.wait_slot_free()
-    yield sent
 
 
 def test_what_kafka_has_goes_but_the_row_that_the_checkpoint_names(exactly_once: RelayUnderTest) -> None:
@@ -116,15 +56,6 @@ def test_a_row_that_the_slot_has_not_passed_stays(relay: RelayUnderTest) -> None
         relay.assert_clean()
 
 
-def test_a_delete_before_the_slot_has_passed_deletes_nothing(relay: RelayUnderTest) -> None:
-    """What holds whatever the command that asks for it does."""
-    with stopped(relay, 1):
-        relay.emit(3)
-        assert relay.one("select chosen from relay.prune_choose(%s, '0', 100, 100)", relay.slot) == 4
-        assert relay.one("select relay.prune(%s, null)", relay.slot) is None
-        assert len(ids(relay)) == 4
-
-
 def test_a_parked_row_is_not_even_chosen(relay: RelayUnderTest) -> None:
     process = relay.start()
     relay.emit(event_type="nobody.knows_it")
@@ -146,138 +77,6 @@ def test_a_transaction_that_commits_after_the_choice_keeps_its_rows(relay: Relay
         relay.wait_published(process)
     assert ids(relay) == {*late_ids, *sent}
     relay.assert_clean()
-
-
-@pytest.mark.parametrize("role", ["relay_worker", "relay_replicator", "relay_reader", "relay_app"])
-def test_only_an_operator_may_prune(relay: RelayUnderTest, role: str) -> None:
-    with (
-        psycopg.connect(relay.database.url_as(role), autocommit=True) as connection,
-        pytest.raises(psycopg.errors.InsufficientPrivilege),
-    ):
-        connection.execute("select relay.prune(%s, '0/0', '{}')", [relay.slot])
-
-
-def test_a_delete_by_hand_is_refused_even_to_the_owner(relay: RelayUnderTest) -> None:
-    relay.emit()
-    relay.owner.execute("set session_replication_role = replica")
-    for setting in ("relay.pruning", "relay.deleting"):
-        relay.owner.execute("select set_config(%s, 'on', false)", [setting])
-    with pytest.raises(psycopg.DatabaseError, match="by relay outbox prune alone"):
-        relay.owner.execute("delete from relay.outbox")
-    with pytest.raises(psycopg.DatabaseError, match="insert-only"):
-        relay.owner.execute("update relay.outbox set version = 2")
-    for role in ("relay_operator", "relay_worker", "relay_replicator", "relay_app"):
-        with psycopg.connect(relay.database.url_as(role), autocommit=True) as connection:
-            for statement in (
-                "delete from relay.outbox",
-                "update relay.pruning set deleting = pg_current_xact_id()",
-                "insert into relay.prune_batch (event_ids, chosen_lsn) values ('{}', '0/0')",
-            ):
-                with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                    connection.execute(statement.encode())
-
-
-def test_after_pruning_the_same_transaction_deletes_nothing_by_hand(relay: RelayUnderTest) -> None:
-    with stopped(relay, 2), relay.owner.transaction():
-        relay.owner.execute("select relay.prune(%s, 'FFFFFFFF/0', '{}')", [relay.slot])
-        with (
-            pytest.raises(psycopg.DatabaseError, match="by relay outbox prune alone"),
-            relay.owner.transaction(),
-        ):
-            relay.owner.execute("delete from relay.outbox")
-
-
-# What is broken, what is said of it, and the command that mends it.
-BROKEN: Final = {
-    "a repair is under way": (
-        "update relay.source_identity set state = 'repairing'",
-        "is repairing",
-        "`relay outbox repair`",
-    ),
-    "the relay never ran": (
-        "update relay.source_identity set state = 'new'",
-        "is new",
-        "`relay run`",
-    ),
-    "the server was restarted or restored": (
-        "update relay.source_identity set verified_server_started_at = '2020-01-01'",
-        "hasn't compared this server with Kafka since it started",
-        "`relay run`",
-    ),
-    "the server was promoted": (
-        "update relay.source_identity set verified_timeline = 7",
-        "hasn't compared this server with Kafka since it started",
-        "`relay run`",
-    ),
-    "Kafka is of another epoch": (
-        "update relay.source_identity set epoch = 2",
-        "of epoch 1",
-        "`relay outbox repair`",
-    ),
-    "another relay of this outbox has no slot": (
-        """
-        insert into relay.source_identity
-        select (jsonb_populate_record(i, jsonb_build_object(
-          'relay_id', gen_random_uuid(), 'slot_name', 'another'))).* from relay.source_identity i
-        """,
-        "replication slot another is gone",
-        "`relay outbox repair`",
-    ),
-    "the slot was advanced by hand": (
-        "select pg_replication_slot_advance(slot_name, pg_current_wal_lsn()) from relay.source_identity",
-        "the checkpoint in Kafka that should allow it",
-        "`relay outbox repair`",
-    ),
-    "the slot was made anew": (
-        """
-        select pg_drop_replication_slot(slot_name),
-               pg_create_logical_replication_slot(slot_name, 'pgoutput') from relay.source_identity
-        """,
-        "the checkpoint in Kafka that should allow it",
-        "`relay outbox repair`",
-    ),
-    "the slot is gone": (
-        "select pg_drop_replication_slot(slot_name) from relay.source_identity",
-        "is gone",
-        "`relay outbox repair`",
-    ),
-}
-
-
-def test_without_a_healthy_slot_and_checkpoint_nothing_goes(relay: RelayUnderTest, command: Command) -> None:
-    env = relay.environment("relay_operator")
-    with stopped(relay, 2):
-        relay.emit(2)  # which Kafka doesn't have, whatever the slot says
-        relay.owner.execute("create table known as select * from relay.source_identity")
-        for broken, (break_it, said, remedy) in BROKEN.items():
-            relay.owner.execute(break_it.encode())
-            done = command("outbox", "prune", "--older-than", "0s", env=env)
-            assert done.status == 1, broken
-            assert said in done.err, broken
-            assert remedy in done.err, broken
-            assert len(ids(relay)) == 4, broken
-            relay.owner.execute("delete from relay.source_identity")
-            relay.owner.execute("insert into relay.source_identity select * from known")
-
-
-def test_a_slot_that_is_lost_takes_no_row_with_it(
-    own_postgres: EmbeddedPostgres, kafka: Kafka, topic_prefix: str, run_process: RunProcess
-) -> None:
-    database = clone(own_postgres, make_template(own_postgres))
-    relay = RelayUnderTest(database, kafka, topic_prefix, run_process)
-    relay.initialise()
-    with relay.owner, stopped(relay, 2):
-        relay.emit(2)
-        relay.owner.execute("alter system set max_slot_wal_keep_size = '1MB'")
-        relay.owner.execute("select pg_reload_conf()")
-        relay.owner.execute("create table elsewhere (n int)")
-        for _ in range(3):  # past a segment, then a checkpoint: the slot is invalidated
-            relay.owner.execute("insert into elsewhere select generate_series(1, 300000)")
-            relay.owner.execute("select pg_switch_wal()")
-        relay.owner.execute("checkpoint")
-        with pytest.raises(RelayError, match=r"in danger \(wal_status = lost\)"):
-            pruned(relay)
-        assert len(ids(relay)) == 4
 
 
 def test_a_row_that_was_parked_after_the_choice_stays(exactly_once: RelayUnderTest) -> None:
