@@ -207,6 +207,26 @@ def test_an_operator_can_republish_and_forge_nothing(relay: RelayUnderTest) -> N
             connection.execute("select relay.republish_parked(%s, %s, 'me')", [uuid4(), event_id])
 
 
+def test_a_request_is_made_once_in_an_epoch_and_not_under_a_repair(
+    relay: RelayUnderTest, operator: Operator
+) -> None:
+    """A repair makes the slot anew: the message of an earlier request may be gone with the old one."""
+    process = relay.start()
+    event_id = park_one(relay, process)
+    assert process.stop() == 0, process.output()
+    relay.owner.execute("update relay.source_identity set state = 'repairing'")
+    refused = operator("republish", event_id)
+    assert (refused.status, "under repair" in refused.out) == (1, True), refused.out
+    relay.owner.execute("update relay.source_identity set state = 'running'")
+    assert operator("republish", event_id, "--wait", "0").status == 0
+    refused = operator("republish", event_id)
+    assert (refused.status, "on its way already" in refused.out) == (1, True), refused.out
+    assert operator("parked", "list", "--json").json["state"] == "requested"
+    relay.owner.execute("update relay.source_identity set epoch = epoch + 1")
+    assert operator("republish", event_id, "--wait", "0").status == 0
+    assert relay.one("select request_no from relay.parked_event") == 2
+
+
 def test_all_of_a_type_are_published_in_the_order_of_their_commits(
     relay: RelayUnderTest, operator: Operator
 ) -> None:
