@@ -132,6 +132,7 @@ def read_replication(connection: Connection, settings: Settings, mapping: Outbox
         idle_timeout_s=float(login.pop("idle_s") or 0),
         ever_ran=recorded is not None and recorded.state != "new",
         roles=frozenset(login.pop("roles")),
+        has_table=mapping.source == "table",
         outbox=mapping.qualified_name,
         **login,
     )
@@ -143,7 +144,7 @@ def read_source(connection: Connection, settings: Settings, mapping: OutboxMappi
     # An older database's columns can't be asked for: the migrations are the finding then.
     recorded = None if pending else slots.read_identity(connection, settings.slot)
     published = publications.read(connection, settings.publication, mapping)
-    readable = published.outbox_exists and not published.missing_columns
+    readable = mapping.source == "table" and published.outbox_exists and not published.missing_columns
     return SourceFacts(
         slot_name=settings.slot,
         publication=settings.publication,

@@ -46,6 +46,8 @@ class ReplicationFacts:
     """REPLICATION on the login itself, or what a managed service has instead."""
     roles: frozenset[str]
     """Which of relay's roles the login has."""
+    has_table: bool
+    """False where events come as logical messages."""
     outbox: str
     """Quoted, for SQL."""
     replicator_reads_outbox: bool | None
@@ -210,6 +212,8 @@ def check_login(facts: ReplicationFacts) -> Finding:
 
 def check_grants(facts: ReplicationFacts) -> Finding:
     name = "replication.grants"
+    if not facts.has_table:
+        return ok(name, "logical messages need no right on a table")
     if facts.replicator_reads_outbox is None:
         return note(
             name,

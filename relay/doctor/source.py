@@ -82,8 +82,9 @@ def check_migrations(facts: SourceFacts) -> Finding:
 
 def check_publication(facts: SourceFacts) -> Finding:
     published = facts.published
-    if facts.recorded is None and not (published.outbox_exists and published.publication_exists):
-        missing = "publication" if published.outbox_exists else "outbox"
+    there = published.outbox_exists or facts.mapping.source == "message"
+    if facts.recorded is None and not (there and published.publication_exists):
+        missing = "publication" if there else "outbox"
         return error(
             "outbox.publication",
             f"There is no {missing} yet.",
@@ -125,13 +126,11 @@ def check_identity(facts: SourceFacts) -> Finding:
 
 
 def check_rows(facts: SourceFacts) -> Finding:
-    if facts.mapping.rows_kept and facts.mapping.columns.seq is not None:
+    if facts.mapping.lacks is None:
         return ok("outbox.rows", "rows are kept and numbered: audit and repair can compare them with Kafka")
     return note(
         "outbox.rows",
-        "rows are deleted by the application"
-        if not facts.mapping.rows_kept
-        else "rows have no ordering column",
+        facts.mapping.lacks,
         "What is lost between the slot and Kafka can't be found or brought back from the table, or not in"
         " order.",
         "Set RELAY_OUTBOX_ROWS=kept and keep them, and name a seq column in RELAY_OUTBOX_COLUMNS.",
@@ -143,9 +142,9 @@ def check_parked(facts: SourceFacts) -> Finding:
         return ok("outbox.parked", "no event is parked")
     return warning(
         "outbox.parked",
-        f"{facts.parked} events could not be sent and wait in relay.parked_event.",
+        f"{facts.parked} events could not be sent and wait as parked.",
         "Their consumers haven't heard of them.",
-        "select event_id, event_type, reason from relay.parked_event where state = 'parked';",
+        "`relay outbox parked list`",
     )
 
 

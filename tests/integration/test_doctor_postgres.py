@@ -360,3 +360,18 @@ def test_a_server_that_is_away_is_a_finding_and_the_other_is_looked_at(
     assert away.of("identity.checkpoint")["severity"] == "note"
     assert away.severity("postgres.wal_level") == "ok"
     assert away.status == 1
+
+
+def test_logical_messages_as_the_source_are_looked_at_without_a_table(
+    ill: RelayUnderTest, examine: Examine
+) -> None:
+    more = {"RELAY_OUTBOX_SOURCE": "message", "RELAY_SLOT": f"m_{ill.slot}", "RELAY_PUBLICATION": "messages"}
+    before = examine(ill.environment(None, **more))
+    assert before.wrong("outbox.publication", "no publication") == ("error", "`relay init`")
+    ill.initialise(**more)
+    found = examine(ill.environment(**more))
+    for check in ("outbox.publication", "replication.slot", "replication.grants", "outbox.migrations"):
+        assert found.severity(check) == "ok", check
+    assert found.of("outbox.rows", "logical messages")["severity"] == "note"
+    ill.owner.execute("drop publication messages")
+    assert examine(ill.environment(**more)).wrong("outbox.publication", "is gone")[0] == "error"

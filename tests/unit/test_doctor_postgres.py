@@ -62,6 +62,7 @@ REPLICATION: Final = ReplicationFacts(
     superuser=False,
     may_replicate=True,
     roles=frozenset({"relay_replicator"}),
+    has_table=True,
     outbox='"relay"."outbox"',
     replicator_reads_outbox=True,
 )
