@@ -95,7 +95,7 @@ STATEMENT = re.compile(r"`((?:CREATE|ALTER|DROP) PUBLICATION [^`]*)`")
 @pytest.mark.parametrize(
     ("broken", "status", "said"),
     [
-        (lose_checkpoint, 10, "Kafka has no checkpoint of this relay"),
+        (lose_checkpoint, 10, "It says where the relay is"),
         (advance_slot, 10, "made the slot anew or advanced it"),
         (make_slot_anew, 10, "made the slot anew or advanced it"),
         (drop_slot, 14, "is gone"),
