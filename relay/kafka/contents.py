@@ -22,7 +22,8 @@ TELL_EVERY: Final = 500_000
 """Records between two words of how far it is."""
 
 _BATCH: Final = 5_000
-_CACHE_KIB: Final = 32 * 1024
+_CACHE_KIB: Final = 8 * 1024
+"""SQLite's cache; its sorter takes as much once more (SQLite, PRAGMA cache_size)."""
 
 _TABLE: Final = """
     create table record (

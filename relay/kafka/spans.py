@@ -35,8 +35,10 @@ _NO_LEADER_YET: Final = frozenset(
 _POLL_S: Final = 0.2
 _POLL_MOST: Final = 100
 """Records taken at once: a million bytes each at most."""
-_QUEUE_KIB: Final = 16 * 1024
+_QUEUE_KIB: Final = 8 * 1024
 """What librdkafka fetches ahead, of all partitions together."""
+_QUEUE_MESSAGES: Final = 5_000
+"""What it fetches ahead of each partition: beside its bytes a record takes some 500 of librdkafka's."""
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -142,6 +144,7 @@ def read(
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
             "isolation.level": "read_committed",
+            "queued.min.messages": _QUEUE_MESSAGES,
             "queued.max.messages.kbytes": _QUEUE_KIB,
             "fetch.max.bytes": _QUEUE_KIB * 1024,
             "auto.offset.reset": "error",

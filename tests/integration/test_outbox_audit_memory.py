@@ -16,8 +16,8 @@ from fix_versions import measured
 
 MIB: Final = 1024 * 1024
 PROMISED_BYTES: Final = 150 * MIB
-GROWS_MOST_BYTES: Final = 40 * MIB
-"""SQLite's cache of 32 MiB is empty with few records and full with many; ten million fill no more of it."""
+GROWS_MOST_BYTES: Final = 24 * MIB
+"""SQLite's cache and sorter take 8 MiB each once there is more than that; ten million take no more."""
 
 FEW: Final = 20_000
 MANY: Final = 300_000
