@@ -39,6 +39,7 @@ def backfill(relay: RelayUnderTest, run_process: RunProcess, *args: str, **extra
     return process
 
 
+@pytest.mark.slow  # five backfills are killed, one after the other
 def test_rows_from_before_the_slot_arrive_once_however_often_it_is_killed_while_writers_are_at_work(
     before: RelayUnderTest, run_process: RunProcess
 ) -> None:

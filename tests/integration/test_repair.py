@@ -125,6 +125,7 @@ def test_a_repair_killed_at_any_point_is_run_again_and_each_event_is_there_once(
     audited(relay, run_process)
 
 
+@pytest.mark.slow  # three repairs, each between some fifty commits of every writer
 def test_a_repair_brings_back_exactly_what_is_missing_while_writers_are_at_work(
     exactly_once: RelayUnderTest, run_process: RunProcess
 ) -> None:
