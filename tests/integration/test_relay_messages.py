@@ -9,9 +9,10 @@ from psycopg.types.json import Jsonb
 
 from fix_commands import Command
 from fix_relay import EVENT_TYPE, RelayUnderTest
-from fix_waiting import eventually
+from fix_waiting import PATIENCE_S, eventually
 
 SOURCE = {"RELAY_OUTBOX_SOURCE": "message"}
+PATIENTLY = ("--wait", str(PATIENCE_S))
 
 
 class Messages:
@@ -165,11 +166,15 @@ def test_a_message_that_is_no_event_is_parked_and_can_be_mended(
     mended = tmp_path / "mended.json"
     mended.write_text(json.dumps(good | {"payload": {"operation_id": key, "job_id": "j"}}), encoding="utf-8")
     env = relay.environment("relay_operator", **messages.settings)
-    asked = command("outbox", "republish", first, "--payload", str(mended), "--why", "typo", env=env)
+    asked = command(
+        "outbox", "republish", *PATIENTLY, first, "--payload", str(mended), "--why", "typo", env=env
+    )
     assert (asked.status, asked.out) == (0, "1 republished\n"), asked.out + asked.err
     assert messages.ids() == sorted([*events, first])
     mended.write_text(json.dumps({"operation_id": key, "job_id": "j"}), encoding="utf-8")
-    asked = command("outbox", "republish", unfit, "--payload", str(mended), "--why", "typo", env=env)
+    asked = command(
+        "outbox", "republish", *PATIENTLY, unfit, "--payload", str(mended), "--why", "typo", env=env
+    )
     assert (asked.status, asked.out) == (0, "1 republished\n"), asked.out + asked.err
     assert messages.ids() == sorted([*events, first, unfit])
 

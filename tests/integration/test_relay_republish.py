@@ -10,7 +10,7 @@ import pytest
 from fix_commands import Command, Finished
 from fix_process import Process
 from fix_relay import EVENT_TYPE, Received, RelayUnderTest
-from fix_waiting import eventually
+from fix_waiting import PATIENCE_S, eventually
 
 FITS = {"operation_id": "00000000-0000-0000-0000-000000000001", "job_id": "job-1"}
 BAD = {"operation_id": 1}
@@ -26,7 +26,8 @@ class Operator:
         self._command = command
 
     def __call__(self, *args: str) -> Finished:
-        return self._command("outbox", *args, env=self._relay.environment("relay_operator"))
+        patiently = ("--wait", str(PATIENCE_S)) if args[0] == "republish" and "--wait" not in args else ()
+        return self._command("outbox", *args, *patiently, env=self._relay.environment("relay_operator"))
 
 
 @pytest.fixture
