@@ -4,6 +4,7 @@ The figures are the kernel's high-water mark of resident memory (VmHWM, proc_pid
 """
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -39,7 +40,6 @@ def test_one_transaction_of_a_million_rows_is_carried_in_bounded_memory(
     relay: RelayUnderTest, pytestconfig: pytest.Config
 ) -> None:
     process = relay.start(RELAY_SENDER_TIMEOUT_S="3")  # a third of the default: it may not be hit either
-    walsender = _walsender(relay)
     began = time.monotonic()
     relay.emit_many(MANY_ROWS, transactions=1)
     committed = time.monotonic()
@@ -57,7 +57,7 @@ def test_one_transaction_of_a_million_rows_is_carried_in_bounded_memory(
         f"read in {time.monotonic() - published:.1f} s; peak {peak / MIB:.0f} MiB"
     )
     measured(pytestconfig, "one transaction of a million rows", figures)
-    assert _walsender(relay) == walsender, "the sender timeout was hit: this is another connection"
+    _assert_feedback_never_failed(process)
     assert peak < PROMISED_BYTES
 
 
@@ -71,13 +71,11 @@ def test_a_broker_that_is_away_for_two_gigabytes_of_backlog_costs_no_memory(
     relay.emit(1)
     relay.wait_published(process)
     idle = peak_bytes(process)
-    walsender = _walsender(relay)
     began = time.monotonic()
     os.kill(broker.pid, signal.SIGSTOP)
     try:
         emit_large(relay, LARGE_ROWS, LARGE_BYTES)
         waiting = peak_bytes(process)
-        assert _walsender(relay) == walsender, "the sender timeout was hit: this is another connection"
     finally:
         os.kill(broker.pid, signal.SIGCONT)
     back = time.monotonic()
@@ -92,6 +90,7 @@ def test_a_broker_that_is_away_for_two_gigabytes_of_backlog_costs_no_memory(
         f"read in {time.monotonic() - published:.1f} s; peak {peak / MIB:.0f} MiB "
         f"({idle / MIB:.0f} before, {waiting / MIB:.0f} while it was away)"
     )
+    _assert_feedback_never_failed(process)
     measured(pytestconfig, f"{LARGE_ROWS} events of {LARGE_BYTES} bytes while Kafka is away", figures)
     assert peak < PROMISED_BYTES
 
@@ -109,9 +108,11 @@ def emit_large(relay: RelayUnderTest, rows: int, payload_bytes: int) -> None:
         )
 
 
-def _walsender(relay: RelayUnderTest) -> object:
-    """The process that sends to the relay: another one after each lost connection."""
-    return relay.one("select active_pid from pg_replication_slots where slot_name = %s", relay.slot)
+def _assert_feedback_never_failed(process: Process) -> None:
+    """The replication connection lived as long as Kafka let it: past its transaction's timeout, on a slow
+    machine, the relay starts over, and that is Kafka's doing."""
+    for reason in re.findall(r'"reason": "([^"]*)", "event": "starting over"', process.output()):
+        assert reason.startswith("Kafka"), reason
 
 
 def peak_bytes(process: Process) -> int:
