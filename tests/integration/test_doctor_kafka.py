@@ -169,7 +169,8 @@ def test_a_transaction_that_hangs_on_the_checkpoint_is_named_with_the_tool_that_
     hanging.abort_transaction(30)
     severity, command = found.wrong("topics.open_transaction")
     assert severity == "warning"
-    assert f"kafka-transactions.sh find-hanging --topic {topic} --partition 0" in command
+    assert "`kafka-transactions.sh abort " in command
+    assert f"--topic {topic} --partition 0 --start-offset 0`" in command
     assert found.wrong("topics.checkpoint_partitions")[0] == "warning"
     # Once it has ended the position can be told again.
     assert examine(relay.environment()).of("identity.checkpoint")["severity"] == "note"
