@@ -1,5 +1,8 @@
 """Servers that die, freeze or vanish under the relay: it waits, goes on, and doubles and loses nothing."""
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +14,7 @@ from fix_postgres import Database, clone, make_template
 from fix_process import RunProcess
 from fix_proxy import TcpProxy
 from fix_relay import RelayUnderTest
+from fix_versions import measured
 from relay.embedded_postgres import EmbeddedPostgres
 
 
@@ -38,21 +42,36 @@ def test_a_broker_that_is_killed_and_comes_back_has_each_event_once(
 
 
 @pytest.mark.slow
-def test_a_postgres_that_stops_is_let_go_and_found_again(
-    own_postgres: EmbeddedPostgres, kafka: Kafka, topic_prefix: str, run_process: RunProcess
+def test_a_postgres_that_stops_while_kafka_is_frozen_is_let_go_and_found_again(
+    own_postgres: EmbeddedPostgres,
+    own_kafka: Callable[[], ApacheKafka],
+    topic_prefix: str,
+    run_process: RunProcess,
+    pytestconfig: pytest.Config,
 ) -> None:
+    broker = own_kafka()
+    broker.start()
     database = clone(own_postgres, make_template(own_postgres))
+    kafka = Kafka(broker.bootstrap, broker.version, real=True)
     relay = RelayUnderTest(database, kafka, topic_prefix, run_process)
     relay.initialise()
     process = relay.start()
     events = relay.emit(3)
     relay.wait_published(process)
-    relay.write_elsewhere()
-    relay.owner.close()
-
-    # A fast stop waits for the walsender, and that one for us: the stop itself must come to an end.
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(own_postgres.stop, "fast").result(30)
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        events += relay.emit(2)
+        relay.write_elsewhere()
+        relay.owner.close()
+        # A fast stop waits for the walsender, and that one for us: the stop itself must come to an end.
+        began = time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(own_postgres.stop, "fast").result(60)
+        took_s = time.monotonic() - began
+        measured(pytestconfig, "a fast stop of Postgres with Kafka frozen", f"{took_s:.1f} s (promised: 10)")
+        assert took_s < 30
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
     own_postgres.start()
     process.wait_for('"event": "active"', times=2)
     with database.connect() as relay.owner:
