@@ -40,8 +40,9 @@ def command(
 ) -> None:
     """After a stop of `relay run`: publish what is missing, in order per key, and make it able to go on.
 
-    Stop the relay first. Applications may go on writing. What this command was doing when it was interrupted
-    does no harm: run it again, and it begins from the start.
+    Stop the relay and its standbys first (--dry-run needs no stop), and run it as the relay's own login. It
+    ends with the statuses that `relay run --help` lists. Applications may go on writing. What this command
+    was doing when it was interrupted does no harm: run it again, and it begins from the start.
     """
     settings = loaded(ctx).settings
 
@@ -63,6 +64,7 @@ def carry_out(settings: Settings, asked: "Asked", *, dry_run: bool = False, as_j
     from relay.avro.catalog import Catalog
     from relay.outbox.mapping import of_settings
     from relay.outbox.repair import Done, Repair
+    from relay.wal.slot import opening
 
     logs.configure(settings.log_format, settings.log_level)
     settings.require_database()
@@ -90,11 +92,11 @@ def carry_out(settings: Settings, asked: "Asked", *, dry_run: bool = False, as_j
         click.echo(
             f"{done.phantoms} events are only in Kafka (named above): consumers may have acted on them."
         )
-    if asked.accept == "rewind":
+    if done.unreconciled or (dry_run and asked.accept == "rewind"):
         click.echo(
             "Dispatch stays closed: an operation that looks prepared here may have been submitted before the"
-            " rewind. When you have compared them with the provider and with the events above, open it:"
-            " `update relay.source_identity set unreconciled_since = null;`"
+            " rewind. When you have compared them with the provider and with the events that only Kafka has,"
+            f" open it, as the relay's own login: `{opening(settings.slot)}`"
         )
     if not dry_run:
         click.echo("Start `relay run`: it goes on from here.")

@@ -58,6 +58,8 @@ def _print(shown: Shown) -> None:
             continue
         for name, value in values.items():
             click.echo(f"  {name.replace('_', ' ')}: {'-' if value is None else value}")
+    if shown["relay"] and shown["relay"]["dispatch_closed_since"]:
+        click.echo("\nDispatch is closed since a rewind was accepted: `relay doctor` says how it is opened.")
     if shown["parked"] and shown["parked"]["events"]:
         click.echo(
             "\nParked events wait for somebody: `relay outbox parked list`, then"
@@ -163,6 +165,7 @@ def _relay(identity: "SourceIdentity") -> dict[str, Any]:
         "system_identifier": identity.system_identifier,
         "timeline": identity.timeline,
         "verified_at": identity.verified_at,
+        "dispatch_closed_since": identity.unreconciled_since,
         "server_started_at": identity.verified_server_started_at,
     }
 

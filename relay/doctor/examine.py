@@ -12,6 +12,7 @@ from typing import Final
 
 import psycopg
 
+from relay import known_topics
 from relay.avro.catalog import Catalog
 from relay.doctor import cluster, failover, replication, schemas, server, source, topics
 from relay.doctor import read_postgres as postgres
@@ -22,6 +23,7 @@ from relay.doctor.topics import Role, TopicFacts
 from relay.errors import CheckpointGarbled, CheckpointUnreadable, RelayError, as_sentence
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
+from relay.kafka.topics import Topics, difference
 from relay.outbox.event import dead_letter_topic, topics_from_start
 from relay.outbox.mapping import OutboxMapping, of_settings
 from relay.settings import Settings
@@ -89,6 +91,7 @@ class Doctor:
             with postgres.connect(url) as connection:
                 found += self._of_postgres(connection, url)
                 found += self._of_kafka(catalog)
+                found += _allowed("topics.changed", lambda: self._of_known_topics(connection))
                 found += self._of_position(connection)
         except psycopg.OperationalError as away:
             found.append(server.check_reachable(f"Postgres is away: {as_sentence(away)}"))
@@ -131,6 +134,7 @@ class Doctor:
             if facts.recorded is not None:
                 differs = postgres.restarted_since_verified(connection, facts.recorded)
                 yield source.check_verified(facts.recorded, differs)
+                yield source.check_reconciled(facts.recorded)
 
         yield from _allowed("outbox.facts", of_source)
 
@@ -160,6 +164,20 @@ class Doctor:
             return
         limit = None if seen.facts is None else seen.facts.payload_limit_bytes
         yield from topics.check(seen.topics, brokers=facts.brokers, payload_limit_bytes=limit)
+
+    def _of_known_topics(self, connection: postgres.Connection) -> Iterator[Finding]:
+        """What the relay recorded of its topics beside what they are: by a difference it stops."""
+        settings, seen = self._settings, self._seen
+        if seen.recorded is None or not seen.topics:
+            return
+        known = known_topics.read(connection, seen.recorded.relay_id)
+        described = Topics(
+            settings.require_kafka(),
+            partitions=settings.topic_partitions,
+            replication=settings.topic_replication,
+        ).describe(known)
+        changed = {name: difference(was, described.get(name)) for name, was in known.items()}
+        yield from topics.check_changed(len(known), {name: what for name, what in changed.items() if what})
 
     def _roles(self, catalog: Catalog | None) -> dict[str, Role]:
         settings, recorded = self._settings, self._seen.recorded

@@ -15,7 +15,7 @@ from relay.doctor.cluster import ClusterFacts
 from relay.doctor.topics import Partition, Role, TopicFacts
 from relay.errors import Unavailable
 from relay.kafka.client import make, words
-from relay.kafka.publisher import TRANSACTION_TIMEOUT_MS
+from relay.kafka.publisher import transaction_timeout_s
 from relay.settings import Settings
 
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -49,7 +49,7 @@ class KafkaReader:
             config=config,
             config_refused=refused,
             exactly_once=self._settings.delivery == "exactly_once",
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            transaction_timeout_ms=round(transaction_timeout_s(self._settings.require_kafka()) * 1000),
             topic_replication=self._settings.topic_replication,
         )
 

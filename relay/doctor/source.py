@@ -14,7 +14,7 @@ from relay.outbox.mapping import OutboxMapping
 from relay.wal import publication as publications
 from relay.wal.lsn import format_lsn
 from relay.wal.publication import Published
-from relay.wal.slot import Slot, SourceIdentity, require_made_for
+from relay.wal.slot import Slot, SourceIdentity, opening, require_made_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +176,20 @@ def check_verified(recorded: SourceIdentity, started_at_differs: bool) -> Findin
             "`relay run`",
         )
     return ok(name, f"verified {recorded.verified_at:%Y-%m-%d %H:%M}, and the server runs since before that")
+
+
+def check_reconciled(recorded: SourceIdentity) -> Finding:
+    """After an accepted rewind dispatch is closed, and the relay itself works: nothing else shows it."""
+    name, since = "identity.reconciled", recorded.unreconciled_since
+    if since is None:
+        return ok(name, "no accepted rewind waits to be reconciled")
+    return warning(
+        name,
+        f"A rewind was accepted at {since:%Y-%m-%d %H:%M}, and nobody has reconciled the operations since.",
+        "Dispatch is closed: what looks prepared here may have been submitted before the rewind.",
+        "Compare the operations with the provider and with what only Kafka has (`relay outbox audit --all`);"
+        f" then, as the relay's own login: `{opening(recorded.slot_name)}`",
+    )
 
 
 def check_retention(facts: SourceFacts, topic: str, retention_s: float | None) -> Finding:

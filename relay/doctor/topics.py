@@ -65,6 +65,19 @@ def check(
         yield from check_topic(topic, brokers=brokers, payload_limit_bytes=payload_limit_bytes)
 
 
+def check_changed(known: int, changed: Mapping[str, str]) -> Iterator[Finding]:
+    """`changed` says of each topic that isn't what the relay recorded what happened to it."""
+    for name, what in changed.items():
+        yield error(
+            "topics.changed",
+            f"The topic {name} {what}.",
+            "`relay run` stops with status 17: records may be lost, or keys may be on other partitions.",
+            f"`relay outbox repair` for what it lost, or `relay topics accept {name}`",
+        )
+    if not changed:
+        yield ok("topics.changed", f"{known} topics are what the relay recorded")
+
+
 def check_topic(topic: TopicFacts, *, brokers: int, payload_limit_bytes: int | None) -> Iterator[Finding]:
     if topic.refused:
         yield error(
@@ -78,7 +91,7 @@ def check_topic(topic: TopicFacts, *, brokers: int, payload_limit_bytes: int | N
         yield note(
             "topics.exists",
             f"{topic.name} isn't there yet",
-            "`relay run` makes it at its start.",
+            "`relay run` makes it at its start, unless it had it before (see topics.changed).",
             "`relay run`",
         )
         return

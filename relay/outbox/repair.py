@@ -65,6 +65,8 @@ class Done:
     newly_parked: int = 0
     phantoms: int = 0
     """Events that only Kafka has, where another source was accepted."""
+    unreconciled: bool = False
+    """Whether dispatch stays closed, because a rewind was accepted and nobody has reconciled since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ class Repair:
                     finally:
                         publisher = writer.publisher
             done.published, done.newly_parked = writer.published, writer.parked
+            done.unreconciled = plan.rewound or source.recorded.unreconciled_since is not None
             failpoints.hit(failpoints.REPAIR_ALL_PUBLISHED)
             checkpoint = Checkpoint(
                 epoch=epoch,

@@ -54,6 +54,8 @@ class SourceIdentity:
     """What the repair that is under way, or was interrupted, was asked for."""
     source_accepted: bool = False
     """Whether a person has accepted this source for that repair, though Kafka knew another."""
+    unreconciled_since: datetime | None = None
+    """Since when dispatch is closed because a rewind was accepted; a person opens it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,8 @@ def read_identity(connection: psycopg.Connection[Any], slot_name: str) -> Source
             """
             select relay_id, slot_name, publication, outbox_table, epoch, state, system_identifier, timeline,
                    consistent_point::text, baseline_seq, verified_system_identifier, verified_timeline,
-                   verified_server_started_at, verified_at, repair_origin, source_accepted
+                   verified_server_started_at, verified_at, repair_origin, source_accepted,
+                   unreconciled_since
             from relay.source_identity where slot_name = %s
             """,
             [slot_name],
@@ -380,3 +383,9 @@ def _one(connection: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
 
 def _lsn(text: str | None) -> int | None:
     return None if text is None else parse_lsn(text)
+
+
+def opening(slot_name: str) -> str:
+    """The statement by which a person opens dispatch again after an accepted rewind."""
+    literal = slot_name.replace("'", "''")
+    return f"update relay.source_identity set unreconciled_since = null where slot_name = '{literal}';"

@@ -1,6 +1,7 @@
 """Another cluster and a rewound database: the relay stops, and goes on only when that is accepted."""
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -123,7 +124,14 @@ def test_a_lost_slot_and_then_a_restored_volume_are_mended(
     refused = command("init", "--accept-rewind", env=relay.environment(None))
     assert refused.status == 2, refused.err
     assert "no rewind to accept" in refused.err
-    relay.owner.execute("update relay.source_identity set unreconciled_since = null")
+    # Whoever looks is told that dispatch is closed; the command that ended said how it is opened.
+    assert command("status", "--json", env=relay.environment()).json["relay"]["dispatch_closed_since"]
+    examined = command("doctor", "--json", env=relay.environment()).json
+    (finding,) = [one for one in examined if one["check"] == "identity.reconciled"]
+    (statement,) = re.findall(r"`(update relay\.source_identity [^`]+)`", accepted.out)
+    assert (finding["severity"], statement in finding["command"]) == ("warning", True)
+    with relay.database.connect(relay.environment()["RELAY_DATABASE_URL"]) as own_login:
+        own_login.execute(statement)
     assert relay.one("select relay.dispatch_gate()") is None
     relay.owner.close()
 

@@ -148,6 +148,17 @@ def test_topics_that_forget_are_found_and_their_commands_mend_them(
     severity, command = found.wrong("topics.retention", event)
     assert (severity, "relay outbox prune --older-than 6d" in command) == ("warning", True)
     assert found.severity("operations.history") == "ok"
+    # A topic that the relay has met and that is gone: `relay run` would stop with 17.
+    assert well.severity("topics.changed") == "ok"
+    gone = f"{relay.prefix}.delivery.requested"
+    admin.delete_topics([gone])[gone].result(30)
+
+    def noticed() -> bool:
+        return examine(env).severity("topics.changed") == "error"
+
+    eventually(noticed, "the topic is gone")
+    severity, command = examine(env).wrong("topics.changed", gone)
+    assert (severity, f"relay topics accept {gone}" in command) == ("error", True)
     assert "cleanup.policy=compact" in found.wrong("topics.cleanup_policy", topic)[1]
 
 
