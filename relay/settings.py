@@ -74,7 +74,7 @@ class Settings(BaseModel):
     )
 
     sender_timeout_s: float = Field(
-        10.0, ge=1, le=600, description="Postgres gives the slot of a relay that is silent for so long away"
+        10.0, ge=1, le=600, description="after so long without a word from the relay Postgres frees its slot"
     )
 
     # Kafka

@@ -34,7 +34,10 @@ _LOGIN: Final = (
     "--accept-upgrade", is_flag=True, help="This cluster took the recorded one's place, as after pg_upgrade."
 )
 @click.option(
-    "--accept-rewind", is_flag=True, help="This database was restored, or lost commits that Kafka has."
+    "--accept-rewind",
+    is_flag=True,
+    help="This database was restored, or lost commits that Kafka has. Dispatch stays closed until a person"
+    " opens it.",
 )
 @click.option(
     "--slot-timeout-s",

@@ -31,7 +31,8 @@ _LOGIN: Final = "Use a login that is a member of relay_operator, relay_reader or
 def command(ctx: click.Context, *, wait_s: float, everything: bool, as_json: bool) -> None:
     """Compare the outbox with its topics and name every event that isn't where it should be.
 
-    Missing, doubled and disordered events, those that only Kafka has, and those that retention took. It
+    Missing events, those that the relay hasn't come to within --wait (unpublished), doubled and disordered
+    ones, those that only Kafka has, and those that retention took. It
     changes nothing and needs little memory, however many rows there are. Ends with 0 when every event is
     where it should be (what retention took is only said), else with 1.
     """

@@ -47,7 +47,7 @@ class Age(click.ParamType[timedelta]):
 def command(
     ctx: click.Context, *, older_than: timedelta, batch: int, dry_run: bool, unpublished: bool
 ) -> None:
-    """Delete outbox rows older than an age, once every slot and checkpoint has passed them.
+    """Delete outbox rows older than an age, once the slot and the checkpoint of every relay have passed them.
 
     Never a parked event's row, never the one that the checkpoint names, never without a healthy slot. Nothing
     of an operation is touched. Keep rows at least as long as you may want to repair from them, and let the
