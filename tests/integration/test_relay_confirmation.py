@@ -106,6 +106,9 @@ def test_a_dropped_publication_stops_at_the_first_warning(relay: RelayUnderTest)
     relay.owner.execute("drop publication outbox_relay")
     relay.emit(1)
     assert process.wait() == 15, process.output()
+    # Heard from the stream itself, before the next idle look: a warning on 18, an error before that.
+    said = ("Postgres warned on the replication connection", "Postgres refused to go on")
+    assert any(words in process.output() for words in said), process.output()
 
 
 @pytest.mark.slow
