@@ -143,6 +143,7 @@ class Dispatch(Consumer):
             await claims.hold(connection, claimed, Hold.SPECIFICATION, self._worker, words, incident=evidence)
             ctx.log.error("held", reason=words)
             return None
+        failpoints.hit(failpoints.DISPATCH_PAYLOAD_CHECKED)
         try:
             async with connection.transaction():
                 profile = await self._providers.profile(connection, claimed.provider, claimed.profile_digest)

@@ -40,17 +40,26 @@ REPAIR_STATE_CLEARED: Final = "repair.state_cleared"
 # relay consume dispatch
 DISPATCH_BEFORE_CLAIM: Final = "dispatch.before_claim"
 DISPATCH_CLAIMED: Final = "dispatch.claimed"
+DISPATCH_PAYLOAD_CHECKED: Final = "dispatch.payload_checked"
 DISPATCH_REQUEST_RENDERED: Final = "dispatch.request_rendered"
+DISPATCH_CONNECTION_OPEN: Final = "dispatch.connection_open"
 DISPATCH_HOOK_BEFORE_COMMIT: Final = "dispatch.hook_before_commit"
+DISPATCH_HOOK_UNCOMMITTED: Final = "dispatch.hook_uncommitted"
 DISPATCH_HOOK_COMMITTED: Final = "dispatch.hook_committed"
 DISPATCH_HOOK_SPOOLED: Final = "dispatch.hook_spooled"
+DISPATCH_HEADERS_SENT: Final = "dispatch.headers_sent"
+DISPATCH_BODY_SENT: Final = "dispatch.body_sent"
+DISPATCH_HEAD_RECEIVED: Final = "dispatch.head_received"
+DISPATCH_BODY_RECEIVED: Final = "dispatch.body_received"
 DISPATCH_ANSWER_RECEIVED: Final = "dispatch.answer_received"
 DISPATCH_ANSWER_SPOOLED: Final = "dispatch.answer_spooled"
+DISPATCH_ANSWER_UNCOMMITTED: Final = "dispatch.answer_uncommitted"
 DISPATCH_ANSWER_APPLIED: Final = "dispatch.answer_applied"
 
 # relay consume collect
 COLLECT_BEFORE_GET: Final = "collect.before_get"
 COLLECT_ANSWER_RECEIVED: Final = "collect.answer_received"
+COLLECT_ANSWER_UNCOMMITTED: Final = "collect.answer_uncommitted"
 COLLECT_ANSWER_APPLIED: Final = "collect.answer_applied"
 
 # relay consume deliver
@@ -64,8 +73,19 @@ CONSUMER_HANDLED: Final = "consumer.handled"
 CONSUMER_OFFSETS_COMMITTED: Final = "consumer.offsets_committed"
 
 # relay schedule
+SCHEDULE_LEASE_UNCOMMITTED: Final = "schedule.lease_uncommitted"
 SCHEDULE_LEASES_EXPIRED: Final = "schedule.leases_expired"
+SCHEDULE_EVENTS_UNCOMMITTED: Final = "schedule.events_uncommitted"
 SCHEDULE_EVENTS_EMITTED: Final = "schedule.events_emitted"
+SCHEDULE_RELEASE_UNCOMMITTED: Final = "schedule.release_uncommitted"
+SCHEDULE_HOLDS_RELEASED: Final = "schedule.holds_released"
+SCHEDULE_ATTEMPTS_CLOSED: Final = "schedule.attempts_closed"
+SCHEDULE_REVIEWS_ESCALATED: Final = "schedule.reviews_escalated"
+
+# relay review resolve
+REVIEW_JOB_LOOKED_UP: Final = "review.job_looked_up"
+REVIEW_UNCOMMITTED: Final = "review.uncommitted"
+REVIEW_RESOLVED: Final = "review.resolved"
 
 NAMES: Final = frozenset(
     value for name, value in dict(globals()).items() if name.isupper() and isinstance(value, str)

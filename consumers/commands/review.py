@@ -19,6 +19,7 @@ from consumers.review.judgement import judge
 from consumers.review.lookup import look_up, require_confirmed
 from consumers.review.screen import amount, moment, review_screen
 from consumers.terminal import draw, table
+from relay import failpoints
 from relay.commands.who import who
 from relay.settings import Settings
 
@@ -165,6 +166,7 @@ def resolve(
             require_possible(seen, decision)
             lookup = await look_up(connection, settings, seen, job_id)
             evidence = {"looked_up": require_confirmed(lookup, unverified)}
+            failpoints.hit(failpoints.REVIEW_JOB_LOOKED_UP)
         return await reviews.resolve(connection, decision, evidence=evidence)
 
     resolved = with_database(ctx, work)

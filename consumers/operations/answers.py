@@ -19,8 +19,10 @@ from consumers.operations.queries import Queries
 from consumers.providers.evidence import bounded
 from consumers.providers.outcome import Submission
 from consumers.providers.profile import Profile
+from relay import failpoints
 
 _SQL: Final = Queries("answers")
+_Connection = psycopg.AsyncConnection[Any]
 
 PAUSE_AFTER: Final = 3
 """Equal generic failures in a row that pause the provider account (design-operations, section 3)."""
@@ -61,7 +63,7 @@ class Attempted:
     profile_digest: str
 
 
-async def attempted(connection: psycopg.AsyncConnection[Any], attempt_id: UUID) -> Attempted | None:
+async def attempted(connection: _Connection, attempt_id: UUID) -> Attempted | None:
     """None: the database doesn't know the attempt."""
     async with connection.cursor(row_factory=class_row(Attempted)) as cursor:
         await cursor.execute(_SQL["attempted"], {"attempt_id": attempt_id})
@@ -69,7 +71,7 @@ async def attempted(connection: psycopg.AsyncConnection[Any], attempt_id: UUID) 
 
 
 async def apply_submission(
-    connection: psycopg.AsyncConnection[Any],
+    connection: _Connection,
     *,
     attempt_id: UUID,
     operation_id: UUID,
@@ -82,19 +84,16 @@ async def apply_submission(
     Raises psycopg's errors; nothing is recorded then, and the call may be repeated.
     """
     async with connection.transaction():
-        return await _Application(connection, attempt_id, outcome, profile, actor).run(operation_id)
+        applied = await _Application(connection, attempt_id, outcome, profile, actor).run(operation_id)
+        failpoints.hit(failpoints.DISPATCH_ANSWER_UNCOMMITTED)
+    return applied
 
 
 class _Application:
     """One answer against one operation, both locked. Lives for one transaction."""
 
     def __init__(
-        self,
-        connection: psycopg.AsyncConnection[Any],
-        attempt_id: UUID,
-        outcome: Submission,
-        profile: Profile,
-        actor: str,
+        self, connection: _Connection, attempt_id: UUID, outcome: Submission, profile: Profile, actor: str
     ) -> None:
         self.connection = connection
         self.attempt_id = attempt_id

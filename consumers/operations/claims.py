@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 from consumers.operations.ground import Ground, say
 from consumers.operations.lifecycle import Cause, Hold
 from consumers.operations.queries import Queries
+from relay import failpoints
 from relay.errors import RelayError, Unavailable
 
 _SQL: Final = Queries("claims")
@@ -206,6 +207,7 @@ async def begin_submission(
         )
         if moved is None:
             raise ClaimLost(f"Operation {claimed.operation_id} may no longer be sent under this claim.")
+        failpoints.hit(failpoints.DISPATCH_HOOK_UNCOMMITTED)
 
 
 async def _end(

@@ -16,6 +16,7 @@ from psycopg.rows import class_row
 from consumers.operations.ground import Ground, say
 from consumers.operations.lifecycle import Cause, Hold, Phase
 from consumers.operations.queries import Queries
+from relay import failpoints
 
 _SQL: Final = Queries("due")
 
@@ -101,6 +102,7 @@ async def expire(
             ),
         )
         await connection.execute(_SQL["lease_expired"], claim | {"to_phase": to_phase})
+        failpoints.hit(failpoints.SCHEDULE_LEASE_UNCOMMITTED)
     return to_phase
 
 
@@ -117,6 +119,7 @@ async def emit_due(connection: _Connection, operation_ids: Sequence[UUID]) -> in
     """Write the events of those that are still due, in one transaction. Returns how many."""
     async with connection.transaction():
         row = await _one(connection, "emit_due", {"operation_ids": list(operation_ids)})
+        failpoints.hit(failpoints.SCHEDULE_EVENTS_UNCOMMITTED)
     return int(row[0]) if row is not None else 0
 
 
@@ -153,6 +156,7 @@ async def release(connection: _Connection, operation_id: UUID, hold: Hold, actor
             return False
         await say(connection, Ground(actor, Cause.RELEASE, f"no longer held for {hold}"))
         done = await connection.execute(_SQL["release"], named)
+        failpoints.hit(failpoints.SCHEDULE_RELEASE_UNCOMMITTED)
     return done.rowcount == 1
 
 

@@ -19,6 +19,7 @@ from consumers.operations.queries import Queries
 from consumers.providers.evidence import bounded
 from consumers.providers.observation import Observation
 from consumers.providers.profile import Profile
+from relay import failpoints
 
 _SQL: Final = Queries("observations")
 
@@ -86,6 +87,7 @@ async def apply_observation(
             evidence=Jsonb(bounded(observation.evidence)),
         )
         await _Consequence(connection, subject, asked, observation, profile, actor).of(verdict)
+        failpoints.hit(failpoints.COLLECT_ANSWER_UNCOMMITTED)
     return verdict
 
 

@@ -28,6 +28,7 @@ from consumers.operations.ground import Ground, say
 from consumers.operations.lifecycle import Cause, Phase
 from consumers.operations.queries import Queries
 from consumers.operations.records import Review, Whole
+from relay import failpoints
 
 _SQL: Final = Queries("reviews")
 
@@ -108,13 +109,16 @@ async def resolve(
         seen = await listing.within(connection, operation_id)
         require_possible(seen, decision)
         try:
-            return await _Effect(connection, seen, decision, evidence or {}).take()
+            resolved = await _Effect(connection, seen, decision, evidence or {}).take()
         except psycopg.errors.UniqueViolation as error:
             raise Refused(
                 f"Another operation took the job {decision.job_id} at this very moment.",
                 meaning="Nothing was changed.",
                 remedy=f"`relay review show {decision.review_id}` shows how it is now.",
             ) from error
+        failpoints.hit(failpoints.REVIEW_UNCOMMITTED)
+    failpoints.hit(failpoints.REVIEW_RESOLVED)
+    return resolved
 
 
 class _Effect:

@@ -21,7 +21,7 @@ from urllib.parse import urljoin, urlsplit
 import h11
 import httpx
 
-from consumers.providers import destination
+from consumers.providers import boundaries, destination
 from consumers.providers.answer import Answer
 from consumers.providers.destination import (
     OutputCut,
@@ -90,6 +90,7 @@ class _Wire:
             await self._stand_before_first_byte()
         elif event == _HEADERS_COMPLETE and self.returned:
             self.headers_complete = True
+        boundaries.passed(event, hook_returned=self.returned)
 
     async def _stand_before_first_byte(self) -> None:
         if self.fired:

@@ -76,8 +76,11 @@ class Round:
         failpoints.hit(failpoints.SCHEDULE_EVENTS_EMITTED)
         await self._paused()
         await self._allowances()
+        failpoints.hit(failpoints.SCHEDULE_HOLDS_RELEASED)
         await self._attempts()
+        failpoints.hit(failpoints.SCHEDULE_ATTEMPTS_CLOSED)
         await self._reviews()
+        failpoints.hit(failpoints.SCHEDULE_REVIEWS_ESCALATED)
         done.overdue, done.oldest_overdue_s = await due.overdue(self._connection, OVERDUE_S)
         return done
 
