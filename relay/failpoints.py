@@ -87,9 +87,11 @@ REVIEW_JOB_LOOKED_UP: Final = "review.job_looked_up"
 REVIEW_UNCOMMITTED: Final = "review.uncommitted"
 REVIEW_RESOLVED: Final = "review.resolved"
 
-NAMES: Final = frozenset(
+NAMES_IN_ORDER: Final = tuple(
     value for name, value in dict(globals()).items() if name.isupper() and isinstance(value, str)
 )
+"""As they stand above, which is the order in which work passes them."""
+NAMES: Final = frozenset(NAMES_IN_ORDER)
 ACTIONS: Final = frozenset({"kill", "stop", "hang", "raise"})
 _HANGING_S: Final = 3600.0
 

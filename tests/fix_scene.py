@@ -32,7 +32,7 @@ from relay.settings import Settings, load
 OWNER: Final = "studio/1"
 UNIT: Final = "credit"
 
-_MOVABLE_NOW: Final = """
+MOVABLE_NOW: Final = """
     create table public.moved (by_interval interval not null);
     insert into public.moved values ('0');
     grant select on public.moved to public;
@@ -68,7 +68,7 @@ class Scene:
 
     def __enter__(self) -> Self:
         self.simulator.__enter__()
-        self.connection.execute(_MOVABLE_NOW)
+        self.connection.execute(MOVABLE_NOW)
         self.connection.execute(_VERIFIED)
         providers.push(self.connection, [self.profile])
         self.allow("1000")

@@ -4,7 +4,8 @@ Each process has the login that its role needs. A test arms failpoints for one p
 and compares database, topics and the simulator's truth.
 """
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, LiteralString
@@ -16,11 +17,20 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from consumers.observe.snapshot import Snapshot
+from consumers.observe.witnesses import read_files, read_topics, read_truth
+from consumers.operations.audit import Finding, audit
+from consumers.operations.invariants import read_tables
+from consumers.providers.simulator_world import Fault
 from fix_kafka import Kafka
 from fix_postgres import Database
 from fix_process import Process, RunProcess
+from fix_scene import MOVABLE_NOW
 from fix_waiting import eventually
+from relay.avro.catalog import Catalog
+from relay.kafka import checkpoint as checkpoints
 from relay.outbox.intent import Intent, prepare
+from relay.settings import load
 
 OWNER: Final = "studio"
 _LOGINS: Final = {
@@ -30,6 +40,10 @@ _LOGINS: Final = {
     "deliver": "relay_worker",
     "schedule": "relay_worker",
 }
+
+
+def _armed(failpoints: str) -> dict[str, str]:
+    return {"RELAY_FAILPOINTS": failpoints, "RELAY_ALLOW_FAILPOINTS": "1"} if failpoints else {}
 
 
 class System:
@@ -70,17 +84,28 @@ class System:
 
     def init(self) -> None:
         """`relay init`, and an allowance."""
-        made = self._run_process(["init"], self.environment())
+        made = self.command("init")
         assert made.wait() == 0, made.output()
-        self.owner.execute("select relay.set_allowance(%s, 'credit', 1000, 'test')", [OWNER])
+        self.allow("1000")
+
+    def command(self, *arguments: str, failpoints: str = "") -> Process:
+        """A command of an operator's, as the database's owner."""
+        return self._run_process(arguments, self.environment() | _armed(failpoints))
+
+    def allow(self, limit: str, owner: str = OWNER) -> None:
+        self.owner.execute("select relay.set_allowance(%s, 'credit', %s, 'test')", [owner, Decimal(limit)])
+
+    def move_clock(self, by: str) -> None:
+        """From now on the database's clock is ahead by `by` more."""
+        if not self.one("select to_regclass('public.moved') is not null"):
+            self.owner.execute(MOVABLE_NOW)
+        self.owner.execute("update public.moved set by_interval = by_interval + %s::interval", [by])
 
     def start(self, *names: str, failpoints: str = "", **extra: str) -> None:
         """Start (again) the named processes; all but the simulator when none is named. `extra` are more
         variables."""
         for name in names or tuple(_LOGINS):
-            environment = self.environment(_LOGINS[name]) | extra
-            if failpoints:
-                environment |= {"RELAY_FAILPOINTS": failpoints, "RELAY_ALLOW_FAILPOINTS": "1"}
+            environment = self.environment(_LOGINS[name]) | _armed(failpoints) | extra
             args = [name] if name in {"run", "schedule"} else ["consume", name]
             self.processes[name] = self._run_process(args, environment)
 
@@ -94,6 +119,10 @@ class System:
         process = self.processes.pop(name)
         process.wait_for(f"failpoint {failpoint} kill")
         assert process.wait() == -9, process.output()
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            self.processes.pop(name).kill()
 
     def forget_offsets(self, consumer: str) -> None:
         """Replay: the group, which must be stopped, begins again at offset 0."""
@@ -112,9 +141,19 @@ class System:
 
         eventually(deleted, f"the group {group} is deleted")
 
-    def approve(self, connection: psycopg.Connection[Any] | None = None, key: str = "frame-1") -> UUID:
-        """Prepare one operation in `connection`'s transaction, or in one of its own."""
-        intent = Intent("generation", OWNER, key, {"prompt": "a lighthouse"}, "simulator", Decimal(5))
+    def approve(
+        self,
+        connection: psycopg.Connection[Any] | None = None,
+        key: str = "frame-1",
+        *,
+        owner: str = OWNER,
+        faults: Sequence[Fault] = (),
+    ) -> UUID:
+        """Prepare one operation in `connection`'s transaction, or in one of its own. Its job has `faults`."""
+        payload: dict[str, Any] = {"prompt": "a lighthouse"}
+        if faults:
+            payload["simulate"] = {"fault": [str(fault) for fault in faults]}
+        intent = Intent("generation", owner, key, payload, "simulator", Decimal(5))
         return prepare(connection or self.owner, intent).operation_id
 
     def one(self, query: LiteralString, *parameters: object) -> Any:
@@ -150,6 +189,46 @@ class System:
 
     def posts(self, operation_id: UUID) -> int:
         return sum(post["reference"] == str(operation_id) for post in self.truth()["posts"])
+
+    def jobs(self, operation_id: UUID) -> list[str]:
+        """The ids of the jobs that the provider really made for it."""
+        return [job["job_id"] for job in self.truth()["jobs"] if job["reference"] == str(operation_id)]
+
+    def audit(self) -> list[Finding]:
+        """What `relay ops audit` finds."""
+
+        async def ask() -> list[Finding]:
+            async with await psycopg.AsyncConnection.connect(
+                self.database.url, autocommit=True
+            ) as connection:
+                return await audit(connection)
+
+        return asyncio.run(ask())
+
+    def snapshot(self) -> Snapshot:
+        """Everything that the invariants are judged by. Only of a quiet moment."""
+        catalog = Catalog.load(load(environ=self.environment()).settings.schemas)
+        records, dead_letters = read_topics({"bootstrap.servers": self.kafka.bootstrap}, self.prefix, catalog)
+        return Snapshot(
+            tables=read_tables(self.owner),
+            records=records,
+            dead_letters=dead_letters,
+            truth=read_truth(self.simulator_url),
+            files=read_files(self.outputs),
+            delivery="exactly_once" if self.kafka.real else "at_least_once",
+            provider_account="simulator/default",
+        )
+
+    def wait_published(self) -> None:
+        """Every event that is committed now is in Kafka."""
+        last = self.one("select coalesce(max(seq), 0) from relay.outbox")
+        relay_id = self.one("select relay_id from relay.source_identity")
+
+        def there() -> bool:
+            found = checkpoints.read({"bootstrap.servers": self.kafka.bootstrap}, self.prefix, relay_id)
+            return found is not None and found.seq >= last
+
+        self.wait_until(there, f"seq {last} is in Kafka")
 
     def _all_alive(self) -> None:
         for name, process in self.processes.items():

@@ -1,0 +1,45 @@
+"""SIGKILL at every boundary of dispatch, collect, deliver, schedule and review: one POST, one truth."""
+
+import pytest
+
+from consumers.observe.invariants import check_all
+from crash_matrix import PARTS, CrashMatrix, Row, cases
+from fix_system import System
+from fix_versions import measured
+from relay import failpoints
+
+ELSEWHERE = {
+    "relay": "tests/acceptance/test_relay_restart_loop.py",
+    "repair": "tests/integration/test_repair.py",
+}
+"""What isn't the effects' has its own kills."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_kill_at_any_boundary_costs_no_second_post_and_no_id(
+    system: System, part: str, pytestconfig: pytest.Config
+) -> None:
+    matrix = CrashMatrix(system)
+    matrix.start()
+
+    rows: list[Row] = []
+    for row in matrix.run(part):
+        measured(pytestconfig, f"killed at {row.failpoint} ({part}, {len(rows) + 1})", str(row))
+        rows.append(row)
+
+    assert {row.failpoint for row in rows} == set(cases(part))
+    assert not [row for row in rows if row.wrong]
+    assert matrix.replay() == []
+    assert system.audit() == []
+    system.wait_published()
+    broken = [verdict for verdict in check_all(system.snapshot()) if not verdict.holds]
+    assert not broken
+
+
+def test_every_failpoint_has_its_kill() -> None:
+    """A failpoint of a new part has to be told where it is killed."""
+    covered = {name for part in PARTS for name in cases(part)}
+    left = {name for name in failpoints.NAMES if name not in covered}
+    assert {name.partition(".")[0] for name in left} == set(ELSEWHERE)
