@@ -14,8 +14,9 @@ import structlog
 from consumers.dispatch import Dispatch
 from consumers.operations import claims, reviews
 from consumers.operations.answers import Applied, apply_submission
-from consumers.operations.decisions import Decision, Resolution
-from consumers.operations.reviews import Resolved
+from consumers.operations.decisions import Decision
+from consumers.operations.effects import Resolved
+from consumers.operations.resolutions import Resolution
 from consumers.providers.outcome import Submission
 from consumers.providers.simulator_world import Fault
 from consumers.runtime import Context

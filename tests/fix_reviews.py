@@ -8,7 +8,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from consumers.operations.decisions import Decision, Resolution
+from consumers.operations.decisions import Decision
+from consumers.operations.resolutions import Resolution
 from fix_operations import OPERATOR, WORKER, Stage
 
 LATER: Final = "1 hour"
@@ -72,3 +73,16 @@ def asked_for(stage: Stage, operation: UUID) -> list[int]:
         [operation],
     )
     return [number for (number,) in rows]
+
+
+def with_second_job(stage: Stage) -> tuple[UUID, UUID, UUID, UUID]:
+    """An accepted operation with a job of its second request, and one of its first, which a person had
+    released: operation, both attempts, the review."""
+    operation = stage.prepare()
+    first = stage.resubmitted(operation)
+    second = stage.accepted(operation)
+    with stage.acting(WORKER):
+        stage.finish(first, "accepted")
+        stage.remote_job(operation, first, f"late-{operation}", "duplicate")
+        review = stage.raise_review(operation, "second_id")
+    return operation, first, second, review

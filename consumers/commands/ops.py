@@ -190,8 +190,8 @@ def _screen(seen: Whole) -> list[RenderableType]:
         ),
         (
             "Incidents",
-            ("at", "boundary", "what"),
-            [(moment(one.opened_at), one.boundary, one.what) for one in seen.incidents],
+            ("at", "boundary", "what", "decision"),
+            [(moment(one.opened_at), one.boundary, one.what, one.decision) for one in seen.incidents],
         ),
     ]
     parts += [titled(title, table(columns, rows)) for title, columns, rows in sections if rows]

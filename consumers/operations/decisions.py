@@ -6,12 +6,22 @@ The database's guards have the last word; this says the same first, in sentences
 from dataclasses import dataclass
 from datetime import UTC
 from decimal import Decimal
-from enum import StrEnum
 from typing import Final
 from uuid import UUID
 
 from consumers.operations.lifecycle import Phase
-from consumers.operations.records import Attempt, Whole
+from consumers.operations.records import Attempt, Operation, Review, Whole
+from consumers.operations.resolutions import (
+    NAMES_A_JOB,
+    NOT_ACCEPTED,
+    NOT_FOR_DELIVERIES,
+    OPTIONS,
+    QUESTIONS,
+    Kind,
+    Resolution,
+    typed,
+    words,
+)
 from relay.errors import RelayError
 
 
@@ -19,55 +29,8 @@ class Refused(RelayError):
     """The database, or a check before it, refused what was asked; nothing was changed."""
 
 
-class Resolution(StrEnum):
-    """What a person may decide, in the database's words."""
-
-    ACCEPTED = "accepted"
-    """The provider has the job; its id is known."""
-    RESUBMIT = "not-accepted:resubmit"
-    NOT_ACCEPTED_REJECT = "not-accepted:reject"
-    NOT_ACCEPTED_CANCEL = "not-accepted:cancel"
-    ABANDON = "abandon"
-    """Nobody will ever know, and it is not tried again."""
-    RELEASE = "release"
-    """What it was held for is mended."""
-    REJECT = "reject"
-    CANCEL = "cancel"
-    LOST = "lost"
-    """The provider no longer knows the job that it had accepted."""
-    SETTLE = "settle"
-    """What the job cost is known; the operation goes on as it is."""
-
-
-TO: Final = {
-    Resolution.ACCEPTED: Phase.ACCEPTED,
-    Resolution.RESUBMIT: Phase.PREPARED,
-    Resolution.NOT_ACCEPTED_REJECT: Phase.REJECTED,
-    Resolution.NOT_ACCEPTED_CANCEL: Phase.CANCELLED,
-    Resolution.ABANDON: Phase.ABANDONED,
-    Resolution.RELEASE: Phase.PREPARED,
-    Resolution.REJECT: Phase.REJECTED,
-    Resolution.CANCEL: Phase.CANCELLED,
-    Resolution.LOST: Phase.LOST,
-}
-_OPEN_QUESTION: Final = frozenset({Phase.UNCERTAIN})
-FROM: Final = {
-    Resolution.ACCEPTED: frozenset({Phase.UNCERTAIN, Phase.ABANDONED, Phase.REJECTED, Phase.CANCELLED}),
-    Resolution.RESUBMIT: _OPEN_QUESTION,
-    Resolution.NOT_ACCEPTED_REJECT: _OPEN_QUESTION,
-    Resolution.NOT_ACCEPTED_CANCEL: _OPEN_QUESTION,
-    Resolution.ABANDON: _OPEN_QUESTION,
-    Resolution.RELEASE: frozenset({Phase.HELD}),
-    Resolution.REJECT: frozenset({Phase.HELD}),
-    Resolution.CANCEL: frozenset({Phase.HELD}),
-    Resolution.LOST: frozenset({Phase.ACCEPTED}),
-    Resolution.SETTLE: frozenset(Phase),
-}
-"""The phases in which a resolution can be given. The database's edges have the last word."""
-NOT_ACCEPTED: Final = frozenset(
-    {Resolution.RESUBMIT, Resolution.NOT_ACCEPTED_REJECT, Resolution.NOT_ACCEPTED_CANCEL}
-)
-DISPUTES: Final = NOT_ACCEPTED | {Resolution.ABANDON, Resolution.LOST}
+_FEW: Final = 3
+"""Phases that a sentence can name before nobody reads it any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +48,31 @@ class Decision:
     spool_lost: bool = False
     """The sending process's spool can't be read any more."""
     cost: Decimal | None = None
+    wait_s: float | None = None
+    """How long until the review is urgent again; None: as long as it was given when it was opened."""
+
+
+def possible(review: Review, operation: Operation) -> dict[Resolution, Phase | None]:
+    """The answers that `review` takes in the operation's present phase, and where each leads; None: the
+    operation stays as it is."""
+    delivery = operation.parent_operation_id is not None
+    return {
+        resolution: steps[Phase(operation.phase)]
+        for resolution, steps in OPTIONS[Kind(review.kind)].items()
+        if operation.phase in steps and not (delivery and resolution in NOT_FOR_DELIVERIES)
+    }
+
+
+def leads_to(seen: Whole, decision: Decision) -> Phase | None:
+    """The phase that `decision` moves the operation to; None: it stays. It must be possible."""
+    operation = seen.operation
+    to_phase = possible(seen.review(decision.review_id), operation)[decision.resolution]
+    if decision.resolution is Resolution.CHOOSE_PRIMARY and decision.job_id == operation.job_id:
+        return None
+    if decision.resolution is Resolution.ACCEPTED and operation.job_id is not None:
+        # Cancelled after it had a job: the id is a second one.
+        return None
+    return to_phase
 
 
 def require_possible(seen: Whole, decision: Decision) -> None:
@@ -111,12 +99,9 @@ def require_possible(seen: Whole, decision: Decision) -> None:
             remedy=show,
         )
     operation = seen.operation
-    if operation.phase not in FROM[decision.resolution]:
-        raise Refused(
-            f"The operation is {operation.phase}: a review can't resolve that as {decision.resolution}.",
-            meaning="Nothing was changed.",
-            remedy=show,
-        )
+    choices = possible(review, operation)
+    if decision.resolution not in choices:
+        raise _not_here(review, operation, decision.resolution, choices)
     if decision.resolution in NOT_ACCEPTED:
         _require_silence(seen, decision)
     if decision.resolution is Resolution.RESUBMIT and operation.cancel_requested:
@@ -125,13 +110,74 @@ def require_possible(seen: Whole, decision: Decision) -> None:
             meaning="Nothing was changed.",
             remedy="Use not-accepted --then cancel.",
         )
+    if decision.resolution in NAMES_A_JOB and not decision.job_id:
+        raise Refused("The id of the job is missing.", remedy="Say --job-id ID.")
+    if decision.resolution is Resolution.CHOOSE_PRIMARY:
+        _require_choice(seen, decision)
+    if decision.resolution is Resolution.SETTLE:
+        _require_bookable(seen, decision)
+
+
+def _not_here(
+    review: Review, operation: Operation, wanted: Resolution, choices: dict[Resolution, Phase | None]
+) -> Refused:
+    """Why `wanted` is no answer: to no review of this kind, or not in this phase."""
+    steps = OPTIONS[Kind(review.kind)].get(wanted)
+    if steps is None:
+        why = f'"{typed(wanted)}" doesn\'t answer a review of the kind {review.kind}, which asks:'
+        why = f"{why} {QUESTIONS[Kind(review.kind)]}"
+    elif operation.parent_operation_id is not None and wanted in NOT_FOR_DELIVERIES:
+        why = "The operation is a delivery, and nobody could reject that: it is released or cancelled."
+    else:
+        only = f", only of one that is {' or '.join(steps)}" if len(steps) <= _FEW else ""
+        why = f"The operation is {operation.phase}, and a review of the kind {review.kind} doesn't take"
+        why = f'{why} "{typed(wanted)}" of that{only}.'
+    return Refused(
+        why,
+        meaning="Nothing was changed.",
+        remedy=f"It takes: {words(choices)}. `relay review show {review.review_id}` shows how it is now.",
+    )
+
+
+def _require_choice(seen: Whole, decision: Decision) -> None:
+    ids = list(dict.fromkeys(job.job_id for job in seen.jobs))
+    if decision.job_id not in ids:
+        raise Refused(
+            f"The id {decision.job_id} was never seen for this operation.",
+            meaning="Only an id that the provider gave for it can be chosen; nothing was changed.",
+            remedy=f"Those that were seen: {', '.join(ids) or 'none'}.",
+        )
+    if seen.operation.is_final and decision.job_id != seen.operation.job_id:
+        raise Refused(
+            f"The operation ended as {seen.operation.phase} with the job {seen.operation.job_id}, and what"
+            " ended isn't done again with another one.",
+            meaning="Nothing was changed.",
+            remedy=f"Choose {seen.operation.job_id}, or settle what the other one cost.",
+        )
+
+
+def _require_bookable(seen: Whole, decision: Decision) -> None:
+    if decision.cost is None:
+        raise Refused("What the job cost is missing.", remedy="Say --cost AMOUNT.")
+    attempt = judged(seen, decision)
+    booked = {one.attempt_id: one for one in seen.reservations}
+    if attempt is None or attempt.attempt_id not in booked:
+        raise Refused(
+            "No request of this operation can have cost anything: nothing was ever reserved for one.",
+            meaning="Nothing was changed.",
+        )
+    settled = booked[attempt.attempt_id].settled_amount
+    if settled is not None and settled != decision.cost:
+        raise Refused(
+            f"Attempt {attempt.attempt_id} is settled already, at {settled.normalize():f}.",
+            meaning="Nothing was changed.",
+            remedy=f"If that is right, settle it at {settled.normalize():f}: that only answers the question.",
+        )
 
 
 def _require_silence(seen: Whole, decision: Decision) -> None:
     """No job can come of the request any more, as far as time and the spool can tell."""
-    for attempt in seen.attempts:
-        if not attempt.undecided:
-            continue
+    for attempt in asked_about(seen, decision):
         until = attempt.late_delivery_until
         if until is not None and until > seen.read_at:
             raise Refused(
@@ -146,6 +192,16 @@ def _require_silence(seen: Whole, decision: Decision) -> None:
                 meaning=f"Its spool {attempt.spool or '(unknown)'} may hold the provider's answer.",
                 remedy="Start a dispatcher on that host and volume; if the spool is gone, say --spool-lost.",
             )
+
+
+def asked_about(seen: Whole, decision: Decision) -> list[Attempt]:
+    """The submissions that "not accepted" is said of: all that may have made a job where the operation waits
+    for the answer, else the one that the review names."""
+    undecided = [one for one in seen.attempts if one.undecided]
+    if seen.operation.phase == Phase.UNCERTAIN:
+        return undecided
+    named = judged(seen, decision)
+    return [one for one in undecided if named is not None and one.attempt_id == named.attempt_id]
 
 
 def judged(seen: Whole, decision: Decision) -> Attempt | None:

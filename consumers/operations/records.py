@@ -167,6 +167,11 @@ class Incident:
     what: str
     evidence: dict[str, Any]
     opened_at: datetime
+    decision: str | None
+    """What became of it; None: nobody has decided yet."""
+    decided_by: str | None
+    decided_at: datetime | None
+    decided_by_review: UUID | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,13 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Final
 
-from consumers.operations.decisions import FROM, Decision, Refused, Resolution, require_possible
+from consumers.operations.decisions import Decision, Refused, possible, require_possible
 from consumers.operations.lifecycle import Phase
 from consumers.operations.records import Attempt, Reservation, Review, Whole
+from consumers.operations.resolutions import NAMES_A_JOB, QUESTIONS, Kind, Resolution, typed
 from relay.errors import as_sentence
 
 
@@ -33,40 +35,26 @@ class Judgement:
     choices: tuple[Choice, ...]
 
 
-_QUESTIONS: Final = {
-    "hold": "May it go on?",
-    "uncertain_submission": "Did the provider make a job of this request?",
-    "candidate_id": "Is one of the ids that were seen the job of this request?",
-    "id_collision": "Whose is the job that two operations were given?",
-    "id_with_error": "An error came with the job's id: what does the job cost?",
-    "second_id": "The provider named a second job for one operation: which one counts?",
-    "job_unknown": "The provider no longer knows the job that it had accepted: is it lost?",
-    "output_expired": "The output can't be fetched any more: what becomes of it?",
-    "contradiction": "What came in contradicts how the operation ended: which is true?",
-}
-_WORD: Final = {
-    Resolution.ACCEPTED: "accepted",
-    Resolution.RESUBMIT: "not-accepted --then resubmit",
-    Resolution.NOT_ACCEPTED_REJECT: "not-accepted --then reject",
-    Resolution.NOT_ACCEPTED_CANCEL: "not-accepted --then cancel",
-    Resolution.ABANDON: "abandon",
-    Resolution.RELEASE: "release",
-    Resolution.REJECT: "reject",
-    Resolution.CANCEL: "cancel",
-    Resolution.LOST: "lost",
-    Resolution.SETTLE: "settle",
-}
 _EFFECT: Final = {
     Resolution.ACCEPTED: "the provider is asked about the job, which is then observed and delivered",
+    Resolution.CHOOSE_PRIMARY: "this is the operation's job; what the other ones cost stays disputed",
     Resolution.RESUBMIT: "it is sent AGAIN; the first request's money stays disputed",
     Resolution.NOT_ACCEPTED_REJECT: "it ends as rejected; its money stays disputed",
     Resolution.NOT_ACCEPTED_CANCEL: "it ends as cancelled; its money stays disputed",
+    Resolution.NOT_ACCEPTED_STAY: "no job came of this request; its money stays disputed, the rest as it is",
     Resolution.ABANDON: "it ends as abandoned, unknown for good; its money stays disputed",
     Resolution.RELEASE: "it is dispatched again; nothing of it was accepted",
     Resolution.REJECT: "it ends as rejected",
     Resolution.CANCEL: "it ends as cancelled",
+    Resolution.REFETCH: "the job is asked for new URLs, and what is missing is fetched again",
     Resolution.LOST: "it ends as lost; its money stays disputed",
     Resolution.SETTLE: "the cost is booked, and the operation goes on",
+    Resolution.WAIT: "nothing changes; it is urgent again when that time is over",
+}
+_EFFECT_WHERE_IT_STAYS: Final = {
+    Resolution.ACCEPTED: "the id is kept as a second job; what it cost is asked for, the operation stays",
+    Resolution.ABANDON: "unknown for good; this request's money stays disputed, the operation as it is",
+    Resolution.LOST: "the output is gone; the delivery stays failed, and what was paid stays paid",
 }
 
 
@@ -88,8 +76,9 @@ def judge(review: Review, seen: Whole) -> Judgement:
     if seen.operation.cancel_requested:
         proven.append("A cancel was requested.")
     proven += [_booked(reservation) for reservation in seen.reservations]
-    question = _QUESTIONS.get(review.kind, "What becomes of it?")
-    return Judgement(question, tuple(proven), tuple(unproven), tuple(_choices(review, seen)))
+    return Judgement(
+        QUESTIONS[Kind(review.kind)], tuple(proven), tuple(unproven), tuple(_choices(review, seen))
+    )
 
 
 def _held_for(seen: Whole) -> str:
@@ -165,8 +154,8 @@ def ids_seen(review: Review, seen: Whole) -> list[str]:
 
 def command(review: Review, resolution: Resolution, *, job_id: str | None = None) -> str:
     """The command line that takes `resolution` at what was shown."""
-    parts = [f"relay review resolve {review.review_id} {_WORD[resolution]}"]
-    if resolution is Resolution.ACCEPTED:
+    parts = [f"relay review resolve {review.review_id} {typed(resolution)}"]
+    if resolution in NAMES_A_JOB:
         parts.append(f"--job-id {shlex.quote(job_id) if job_id else 'ID'}")
     if resolution is Resolution.SETTLE:
         parts.append("--cost AMOUNT")
@@ -175,43 +164,58 @@ def command(review: Review, resolution: Resolution, *, job_id: str | None = None
 
 
 def _choices(review: Review, seen: Whole) -> Iterator[Choice]:
-    for resolution in Resolution:
-        if seen.operation.phase not in FROM[resolution] or not _fits(resolution, review, seen):
+    for resolution, to_phase in possible(review, seen.operation).items():
+        if not _fits(resolution, seen):
             continue
-        decision = Decision(
-            review_id=review.review_id, revision=review.revision, resolution=resolution, reason="", actor=""
-        )
-        refused_now = None
-        try:
-            require_possible(seen, decision)
-        except Refused as error:
-            refused_now = f"{error.message} {error.remedy}".strip()
-        named: list[str | None] = [None]
-        if resolution is Resolution.ACCEPTED:
-            named = [*ids_seen(review, seen)] or named
-        for job_id in named:
-            effect = _EFFECT[resolution]
-            if resolution is Resolution.RELEASE and seen.operation.parent_operation_id is not None:
-                effect = "what is missing is fetched again, by the provider's profile as it is now"
+        for job_id in _named(resolution, review, seen):
+            decision = Decision(
+                review_id=review.review_id,
+                revision=review.revision,
+                resolution=resolution,
+                reason="",
+                actor="",
+                job_id=job_id or "ID",
+                cost=_settled(seen),
+            )
+            refused_now = None
+            try:
+                require_possible(seen, decision)
+            except Refused as error:
+                refused_now = f"{error.message} {error.remedy}".strip()
+            effect = _effect(resolution, to_phase, job_id, seen)
             yield Choice(command(review, resolution, job_id=job_id), effect, refused_now)
 
 
-def _fits(resolution: Resolution, review: Review, seen: Whole) -> bool:
-    """Whether `resolution` answers the question; the phase allows it."""
-    match resolution:
-        case Resolution.SETTLE:
-            # Closing the only review of an operation that waits for it would leave it without a waker.
-            waits = seen.operation.phase in (Phase.UNCERTAIN, Phase.HELD)
-            return not waits and any(one.state in ("reserved", "disputed") for one in seen.reservations)
-        case Resolution.ACCEPTED:
-            return seen.operation.phase == Phase.UNCERTAIN or bool(ids_seen(review, seen))
-        case Resolution.REJECT:
-            # A delivery has nobody who could reject it: it is released or cancelled.
-            return seen.operation.parent_operation_id is None
-        case Resolution.LOST:
-            return review.kind in ("job_unknown", "id_collision")
-        case _:
-            return True
+def _effect(resolution: Resolution, to_phase: Phase | None, job_id: str | None, seen: Whole) -> str:
+    if resolution is Resolution.RELEASE and seen.operation.parent_operation_id is not None:
+        return "what is missing is fetched again, by the provider's profile as it is now"
+    if resolution is Resolution.CHOOSE_PRIMARY and job_id == seen.operation.job_id:
+        return f"it stays the operation's job; {_EFFECT[resolution].partition('; ')[2]}"
+    stays = _EFFECT_WHERE_IT_STAYS.get(resolution) if to_phase is None else None
+    return stays or _EFFECT[resolution]
+
+
+def _named(resolution: Resolution, review: Review, seen: Whole) -> list[str | None]:
+    """The ids to offer, one command for each."""
+    if resolution is Resolution.CHOOSE_PRIMARY:
+        return list(dict.fromkeys(job.job_id for job in seen.jobs))
+    if resolution is Resolution.ACCEPTED:
+        return [*ids_seen(review, seen)] or [None]
+    return [None]
+
+
+def _settled(seen: Whole) -> Decimal:
+    """A cost that is possible if any is: what was settled can only be settled at that."""
+    return next(
+        (one.settled_amount for one in seen.reservations if one.settled_amount is not None), Decimal(0)
+    )
+
+
+def _fits(resolution: Resolution, seen: Whole) -> bool:
+    """Whether there is anything that `resolution` could be about; kind and phase allow it."""
+    if resolution is Resolution.SETTLE:
+        return bool(seen.reservations)
+    return True
 
 
 def _moment(moment: datetime | None) -> str:

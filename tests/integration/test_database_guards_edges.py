@@ -286,8 +286,9 @@ def _back(stage: Stage, edge: Edge, operation: UUID) -> Callable[[], int]:
 
 def _decide(stage: Stage, edge: Edge, operation: UUID) -> tuple[UUID, dict[str, object]]:
     stage.later(AFTER_LATE_DELIVERY)
-    waits = edge.before in ("uncertain", "held")
-    review = stage.open_review(operation) if waits else stage.raise_review(operation, "job_unknown")
+    waits = edge.before == "uncertain" or (edge.before == "held" and edge.after != "accepted")
+    kind = "candidate_id" if edge.after == "accepted" else "job_unknown"
+    review = stage.open_review(operation) if waits else stage.raise_review(operation, kind)
     words = {"prepared": "resubmit", "rejected": "reject", "cancelled": "cancel"}
     if edge.after in words:
         resolution = f"not-accepted:{words[edge.after]}"
@@ -295,6 +296,8 @@ def _decide(stage: Stage, edge: Edge, operation: UUID) -> tuple[UUID, dict[str, 
             resolution = "release" if edge.after == "prepared" else words[edge.after]
     else:
         resolution = {"accepted": "accepted", "abandoned": "abandon", "lost": "lost"}[edge.after]
+        if edge.before == "accepted" == edge.after:
+            resolution = "choose-primary"
     stage.resolve(review, resolution)
     if resolution == "not-accepted:resubmit":
         stage.connection.execute(

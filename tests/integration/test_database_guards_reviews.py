@@ -12,9 +12,7 @@ NO_EDGE: Final = "OR011"
 NOT_BACKED: Final = "OR012"
 
 
-@pytest.mark.parametrize(
-    "resolution", ["accepted", "abandon", "release", "not-accepted:reject", "lost", "wait"]
-)
+@pytest.mark.parametrize("resolution", ["accepted", "abandon", "not-accepted:reject"])
 def test_a_review_moves_an_operation_only_where_it_was_resolved_to(stage: Stage, resolution: str) -> None:
     operation = stage.in_phase("generation", "uncertain")
     with stage.acting(OPERATOR):

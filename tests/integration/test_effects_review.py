@@ -11,7 +11,7 @@ import pytest
 from consumers import dispatch
 from consumers.operations import claims, providers
 from consumers.operations.answers import Applied, apply_submission, attempted
-from consumers.operations.decisions import Resolution
+from consumers.operations.resolutions import Resolution
 from consumers.providers.client import ProviderClient
 from consumers.providers.outcome import Submission
 from consumers.providers.profile import Profile

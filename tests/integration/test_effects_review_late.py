@@ -7,7 +7,8 @@ import psycopg
 import pytest
 
 from consumers.operations.answers import Applied
-from consumers.operations.decisions import Refused, Resolution
+from consumers.operations.decisions import Refused
+from consumers.operations.resolutions import Resolution
 from fix_dispatch import Dispatching
 
 pytestmark = pytest.mark.anyio

@@ -124,6 +124,12 @@ CORRUPTIONS: Final = (
         "update relay.attempt set released_by_review = gen_random_uuid() where attempt_id = {1}",
     ),
     Corruption(
+        "submissions_answered",
+        Invariant.SUBMISSION,
+        "insert into relay.review (operation_id, kind, deadline, state, resolution)"
+        " values ({0}, 'hold', relay.now(), 'resolved', 'lost')",
+    ),
+    Corruption(
         "submissions_by_review",
         Invariant.SUBMISSION,
         "update relay.journal set cause = 'review', review_id = gen_random_uuid()"

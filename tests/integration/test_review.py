@@ -10,9 +10,10 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from consumers.operations import reviews
-from consumers.operations.decisions import NOT_ACCEPTED, Refused, Resolution
+from consumers.operations.decisions import Refused
+from consumers.operations.effects import Resolved
 from consumers.operations.refusals import in_words
-from consumers.operations.reviews import Resolved
+from consumers.operations.resolutions import NOT_ACCEPTED, Resolution
 from fix_operations import OPERATOR, WORKER, Stage
 from fix_reviews import LATER, asked_for, connect_as, decision, state_of, uncertain
 
@@ -62,7 +63,7 @@ async def test_an_end_without_proof_keeps_the_money_in_dispute(
     assert state == (phase, 1, 5, 0, "disputed", None, ["disputed"], ["resolved"])
 
 
-@pytest.mark.parametrize("resolution", sorted(NOT_ACCEPTED))
+@pytest.mark.parametrize("resolution", sorted(NOT_ACCEPTED - {Resolution.NOT_ACCEPTED_STAY}))
 async def test_not_accepted_is_refused_while_the_request_may_still_arrive(
     committing_stage: Stage, resolution: Resolution
 ) -> None:
@@ -86,7 +87,7 @@ async def test_abandoning_need_not_wait_for_what_may_still_arrive(committing_sta
     )
 
 
-@pytest.mark.parametrize("resolution", sorted(NOT_ACCEPTED))
+@pytest.mark.parametrize("resolution", sorted(NOT_ACCEPTED - {Resolution.NOT_ACCEPTED_STAY}))
 async def test_not_accepted_is_refused_while_the_senders_spool_is_unread(
     committing_stage: Stage, operator: psycopg.AsyncConnection[Any], resolution: Resolution
 ) -> None:

@@ -7,8 +7,9 @@ import psycopg
 import pytest
 
 from consumers.operations import reviews
-from consumers.operations.decisions import Refused, Resolution
+from consumers.operations.decisions import Refused
 from consumers.operations.refusals import in_words
+from consumers.operations.resolutions import Resolution
 from fix_operations import WORKER, Stage
 from fix_reviews import decision, state_of, uncertain
 

@@ -58,7 +58,7 @@ def test_a_lost_answer_is_found_confirmed_by_the_provider_and_observed_without_a
     known = command("review", "show", str(operation), "--json", env=env).json
     assert known["review"]["review_id"] == waiting["review_id"]
     assert known["operation"]["operation_id"] == str(operation)
-    assert len(known["judgement"]["choices"]) == 5
+    assert len(known["judgement"]["choices"]) == 6
     shown = command("review", "show", waiting["review_id"], env=env)
     assert shown.status == 0
     for words in (
@@ -82,7 +82,10 @@ def test_a_lost_answer_is_found_confirmed_by_the_provider_and_observed_without_a
     assert scene.phase(operation) == "uncertain"
 
     decided = command(*shlex.split(words.replace("ID", job["job_id"])), env=env)
-    assert (decided.status, decided.out) == (0, f"Operation {operation}: uncertain → accepted.\n")
+    assert (decided.status, decided.out) == (
+        0,
+        f"Operation {operation}: uncertain → accepted, job {job['job_id']}.\n",
+    )
     kept = scene.one(
         "select evidence->'decision'->'looked_up' from relay.review where operation_id = %s", operation
     )
@@ -205,10 +208,13 @@ def test_a_workers_login_is_told_which_role_decides(
         (("settle",), "settle needs --cost"),
         (("settle", "--cost", "much"), "'much' is not an amount"),
         (("settle", "--cost", "NaN"), "'NaN' is not an amount"),
-        (("abandon", "--job-id", "j"), "--job-id belongs to accepted"),
+        (("abandon", "--job-id", "j"), "--job-id belongs to accepted and choose-primary"),
         (("abandon", "--then", "reject"), "--then belongs to not-accepted"),
         (("abandon", "--spool-lost"), "--spool-lost belongs to not-accepted"),
-        (("abandon", "--unverified", "x"), "--unverified belongs to accepted"),
+        (("abandon", "--unverified", "x"), "--unverified belongs to accepted and choose-primary"),
+        (("choose-primary",), "choose-primary needs --job-id"),
+        (("lost", "--for", "60"), "--for belongs to wait"),
+        (("wait", "--for", "0"), "0.0 is not in the range"),
         (("abandon", "--reason", " "), "--reason is empty"),
         (("abandon", "--reason", "…"), "--reason is empty"),
         (("forget",), "'forget' is not one of"),

@@ -75,6 +75,14 @@ select a.operation_id, format('its attempt %%s was released by a review that did
    and (r.review_id is null or r.operation_id <> a.operation_id or r.state <> 'resolved'
         or r.resolution not like 'not-accepted:%%')
 
+-- name: submissions_answered
+-- A review can only be resolved as its kind and the phase of that moment allow.
+select r.operation_id, format('its review %%s (%%s) was resolved as %%s, which is no answer to it', r.review_id, r.kind,
+                              r.resolution)
+  from relay.review r
+ where r.state = 'resolved' and not exists (select 1 from relay.review_option o
+                                             where o.kind = r.kind and o.resolution = r.resolution)
+
 -- name: submissions_by_review
 -- The cause `review` in the journal must be a review that a person resolved.
 select j.operation_id, format('its transition %%s was made by a review that was never resolved', j.version)
@@ -232,7 +240,8 @@ select null::uuid, format('the guard %%s of relay.%%s is not enabled always', t.
 select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, wanted.guard)
   from (values ('operation', 'b_guard'), ('operation', 'c_journal'), ('operation', 'd_waker'),
                ('operation', 'a_forbidden'), ('attempt', 'b_guard'), ('attempt', 'c_money'),
-               ('attempt', 'a_forbidden'), ('review', 'b_guard'), ('review', 'c_count'),
+               ('attempt', 'a_forbidden'), ('attempt', 'b_release'), ('review', 'b_guard'), ('review', 'c_count'),
+               ('review', 'b_resolution'), ('incident_decision', 'b_guard'), ('incident_decision', 'a_forbidden'),
                ('review', 'a_forbidden'), ('remote_job', 'b_guard'), ('remote_job', 'a_forbidden'),
                ('journal', 'a_forbidden'), ('ledger', 'a_forbidden'), ('outbox', 'a_forbidden'),
                ('outbox', 'b_guard'), ('incident', 'a_forbidden'), ('provider_profile', 'a_forbidden'),

@@ -45,8 +45,10 @@ select review_id, attempt_id, kind, state, severity, revision, opened_at, deadli
   from relay.review where operation_id = %(operation_id)s order by opened_at, review_id
 
 -- name: incidents
-select incident_id, attempt_id, boundary, what, evidence, opened_at
-  from relay.incident where operation_id = %(operation_id)s order by opened_at, incident_id
+select i.incident_id, i.attempt_id, i.boundary, i.what, i.evidence, i.opened_at, d.decision, d.decided_by,
+       d.decided_at, d.review_id as decided_by_review
+  from relay.incident i left join relay.incident_decision d using (incident_id)
+ where i.operation_id = %(operation_id)s order by i.opened_at, i.incident_id
 
 -- name: deliveries
 select operation_id from relay.operation where parent_operation_id = %(operation_id)s order by created_at

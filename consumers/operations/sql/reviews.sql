@@ -39,20 +39,30 @@ update relay.remote_job set role = 'duplicate'
 
 -- name: take_job
 insert into relay.remote_job (provider_account, job_id, operation_id, attempt_id, role)
-values (%(provider_account)s, %(job_id)s, %(operation_id)s, %(attempt_id)s, 'primary')
-on conflict (provider_account, job_id, operation_id) do update set role = 'primary'
+values (%(provider_account)s, %(job_id)s, %(operation_id)s, %(attempt_id)s, %(role)s)
+on conflict (provider_account, job_id, operation_id) do update set role = excluded.role
 
--- name: open_collision
-insert into relay.review (operation_id, kind, deadline, evidence)
-values (%(operation_id)s, 'id_collision', relay.now() + interval '1 day', %(evidence)s)
-
--- name: ask_about
-insert into relay.review (operation_id, attempt_id, kind, deadline)
-values (%(operation_id)s, %(attempt_id)s, 'uncertain_submission', relay.now() + interval '1 day')
+-- name: ask
+-- One question of a kind for each request.
+insert into relay.review (operation_id, attempt_id, kind, deadline, evidence)
+select %(operation_id)s, %(attempt_id)s, %(kind)s, relay.now() + interval '1 day', %(evidence)s
+ where not exists (select 1 from relay.review where operation_id = %(operation_id)s
+                    and attempt_id is not distinct from %(attempt_id)s
+                    and kind = %(kind)s and state = 'open')
 
 -- name: open_incident
 insert into relay.incident (operation_id, attempt_id, boundary, what, evidence)
-values (%(operation_id)s, %(attempt_id)s, 'id_commit', %(what)s, %(evidence)s)
+values (%(operation_id)s, %(attempt_id)s, %(boundary)s, %(what)s, %(evidence)s)
+
+-- name: decide_incidents
+-- What the review decided is what became of the incidents about the same request.
+insert into relay.incident_decision (incident_id, decision, decided_by, review_id)
+select incident_id, %(decision)s, %(actor)s, %(review_id)s
+  from relay.incident i
+ where operation_id = %(operation_id)s and attempt_id is not distinct from %(attempt_id)s
+   -- One that the decision itself has opened is a question of its own.
+   and evidence->>'review' is distinct from %(review_id)s::text
+on conflict do nothing
 
 -- name: accept_attempt
 update relay.attempt set outcome = 'accepted', outcome_reason = 'review'
@@ -65,6 +75,15 @@ update relay.review
        resolved_by = %(actor)s, evidence = evidence || %(decision)s
  where review_id = %(review_id)s and state = 'open' and revision = %(revision)s
 
+-- name: wait
+-- The question stays open: it is urgent again at the new deadline, and whoever saw it before has to look again.
+update relay.review
+   set severity = 1,
+       deadline = relay.now() + coalesce(make_interval(secs => %(wait_s)s::double precision), deadline - opened_at),
+       evidence = evidence || jsonb_build_object('waits', coalesce(evidence->'waits', '[]') || %(waited)s::jsonb)
+ where review_id = %(review_id)s and state = 'open' and revision = %(revision)s
+returning deadline
+
 -- name: release_attempt
 update relay.attempt set released_by_review = %(review_id)s where attempt_id = %(attempt_id)s
 
@@ -76,5 +95,8 @@ select relay.settle(%(attempt_id)s, %(cost)s, %(reason)s)
 
 -- name: move
 update relay.operation
-   set phase = %(to_phase)s, phase_reason = %(phase_reason)s, job_id = coalesce(%(job_id)s, job_id)
+   set phase = %(to_phase)s, phase_reason = %(phase_reason)s, job_id = coalesce(%(job_id)s, job_id),
+       -- Another job has never been observed.
+       observed_at = case when job_id is distinct from coalesce(%(job_id)s, job_id) then null else observed_at end,
+       observations = case when job_id is distinct from coalesce(%(job_id)s, job_id) then 0 else observations end
  where operation_id = %(operation_id)s and phase = %(from_phase)s
