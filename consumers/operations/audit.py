@@ -37,6 +37,8 @@ class Invariant(StrEnum):
     """4: every job is kept."""
     MONEY = "money"
     """5: allowances, reservations and ledger say the same; nothing that may cost is unbooked."""
+    BATCH = "batch"
+    """A batch counts its members right, and completed once when the last had ended."""
     WAKER = "waker"
     """6: every operation is final, has a time on it, or is in a review."""
     DELIVERY = "delivery"
@@ -76,6 +78,7 @@ _INVARIANTS: Final = {
     "submissions": Invariant.SUBMISSION,
     "jobs": Invariant.JOB,
     "money": Invariant.MONEY,
+    "batch": Invariant.BATCH,
     "waker": Invariant.WAKER,
     "delivery": Invariant.DELIVERY,
     "guards": Invariant.GUARD,

@@ -20,6 +20,7 @@ from relay.errors import RelayError, Unavailable
 
 _SQL: Final = Queries("claims")
 
+_LIMITED_BY: Final = {Hold.ALLOWANCE: "the owner's allowance", Hold.BATCH: "its batch's limits"}
 HOOK_TIMEOUT_MS: Final = 5_000
 """Lock and statement timeout before the first byte: a connection to the provider is open and waiting."""
 
@@ -82,7 +83,7 @@ async def claim(
 
     Raises Unavailable while the dispatch gate is closed, and OperationMissing when there is no such row, or
     only one from before the event's version: it is in a commit that isn't visible yet.
-    What doesn't fit its allowance, or whose provider is paused, is held in the same transaction.
+    What doesn't fit its allowance or its batch, or whose provider is paused, is held in the same transaction.
     """
     async with connection.transaction():
         gate = await _one(connection, _SQL["gate"], {})
@@ -116,10 +117,12 @@ async def claim(
         if paused is not None:
             await hold(connection, won, Hold.PAUSED, worker, f"provider account paused: {paused[0]}")
             return NotClaimed("the provider account is paused")
-        fits = await _one(connection, _SQL["reserve"], {"operation_id": operation_id, "token": token})
-        if fits is None or not fits[0]:
-            await hold(connection, won, Hold.ALLOWANCE, worker, f"{won.max_cost} {won.cost_unit} doesn't fit")
-            return NotClaimed("it doesn't fit the owner's allowance")
+        reserved = await _one(connection, _SQL["reserve"], {"operation_id": operation_id, "token": token})
+        misfit = Hold.ALLOWANCE if reserved is None else reserved[0]
+        if misfit is not None:
+            hold_for = Hold(misfit)
+            await hold(connection, won, hold_for, worker, f"{won.max_cost} {won.cost_unit} doesn't fit")
+            return NotClaimed(f"it doesn't fit {_LIMITED_BY[hold_for]}")
         return won
 
 

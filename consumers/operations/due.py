@@ -50,6 +50,16 @@ class Wallet:
 
 
 @dataclass(frozen=True, slots=True)
+class Crowded:
+    """A batch with members held for its limits. `room` is what it may still reserve, `places` how many more
+    may be in flight; None: no such limit."""
+
+    batch_id: UUID
+    room: Decimal | None
+    places: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Abandoned:
     """An attempt that is open although its claim is over."""
 
@@ -148,6 +158,19 @@ async def held_for_allowance(
     return await cursor.fetchall()
 
 
+async def batches(connection: _Connection, limit: int) -> list[Crowded]:
+    cursor = await connection.execute(_SQL["batches"], {"limit": limit})
+    return [Crowded(*row) for row in await cursor.fetchall()]
+
+
+async def held_for_batch(connection: _Connection, batch: Crowded, limit: int) -> list[tuple[UUID, Decimal]]:
+    """Its members that are held for its limits and would fit alone: id and maximum cost, in order."""
+    cursor = await connection.execute(
+        _SQL["held_for_batch"], {"batch_id": batch.batch_id, "room": batch.room, "limit": limit}
+    )
+    return await cursor.fetchall()
+
+
 async def release(connection: _Connection, operation_id: UUID, hold: Hold, actor: str) -> bool:
     """held → prepared, its event with it. False: somebody else moved it, or is about to."""
     named = {"operation_id": operation_id, "reason": str(hold)}
@@ -161,7 +184,7 @@ async def release(connection: _Connection, operation_id: UUID, hold: Hold, actor
 
 
 async def postpone(connection: _Connection, hold: Hold, limit: int, wallet: Wallet | None = None) -> int:
-    """Look again later at what stays held: of `wallet`, or for accounts that are still paused."""
+    """Look again later at what stays held: of `wallet`, for batches, or for accounts still paused."""
     async with connection.transaction():
         done = await connection.execute(
             _SQL["postpone_held"],

@@ -44,9 +44,10 @@ class Cause(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why an operation is held. The first two are released by schedule, the others by a review."""
+    """Why an operation is held. The first three are released by schedule, the others by a review."""
 
     ALLOWANCE = "allowance"
+    BATCH = "batch"
     PAUSED = "paused"
     CONFIGURATION = "configuration"
     SPECIFICATION = "specification"
@@ -54,7 +55,7 @@ class Hold(StrEnum):
     RESTORED = "restored"
 
 
-RELEASED_BY_SCHEDULE: Final = frozenset({Hold.ALLOWANCE, Hold.PAUSED})
+RELEASED_BY_SCHEDULE: Final = frozenset({Hold.ALLOWANCE, Hold.BATCH, Hold.PAUSED})
 LATE_IDS_MOVE: Final = frozenset(
     {Phase.PREPARED, Phase.HELD, Phase.CLAIMED, Phase.SUBMITTING, Phase.UNCERTAIN}
 )

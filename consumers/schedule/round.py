@@ -76,6 +76,7 @@ class Round:
         failpoints.hit(failpoints.SCHEDULE_EVENTS_EMITTED)
         await self._paused()
         await self._allowances()
+        await self._batches()
         failpoints.hit(failpoints.SCHEDULE_HOLDS_RELEASED)
         await self._attempts()
         failpoints.hit(failpoints.SCHEDULE_ATTEMPTS_CLOSED)
@@ -131,6 +132,15 @@ class Round:
                 if self._full(held):
                     continue  # the next round goes on with this owner
             await due.postpone(self._connection, Hold.ALLOWANCE, BATCH, wallet)
+
+    async def _batches(self) -> None:
+        crowded = await due.batches(self._connection, BATCH)
+        self._full(crowded)
+        for batch in crowded:
+            held = await due.held_for_batch(self._connection, batch, BATCH)
+            for operation_id in fitting(batch.room, held, batch.places):
+                await self._release(operation_id, Hold.BATCH)
+        await due.postpone(self._connection, Hold.BATCH, BATCH)
 
     async def _attempts(self) -> None:
         left_open = await due.abandoned(self._connection, BATCH)

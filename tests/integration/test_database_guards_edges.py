@@ -59,7 +59,7 @@ def test_the_names_in_python_are_the_phases_causes_and_holds_of_the_database(sta
     assert {str(phase) for phase in Phase} == phases
     assert {str(cause) for cause in Cause} == causes
     released = [hold for hold in Hold if _released_by_schedule(stage, hold)]
-    assert released == [Hold.ALLOWANCE, Hold.PAUSED]
+    assert released == [Hold.ALLOWANCE, Hold.BATCH, Hold.PAUSED]
 
 
 def _released_by_schedule(stage: Stage, hold: Hold) -> bool:

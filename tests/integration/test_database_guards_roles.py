@@ -11,16 +11,20 @@ from fix_operations import OPERATOR, ROLES, WORKER, Stage
 
 # What each group may call. A new function is for nobody until it is named here.
 MAY_CALL: Final = {
-    "relay_app": {"now", "context", "prepare_operation", "request_cancel", "emit_event"},
+    "relay_app": {
+        "now", "context", "prepare_operation", "request_cancel", "emit_event", "prepare_batch", "in_batch",
+        "seal_batch",
+    },
     "relay_replicator": {"now", "context"},
     "relay_worker": {
-        "now", "context", "emit", "reserve", "settle", "prepare_delivery", "dispatch_gate",
+        "now", "context", "emit", "reserve", "reserve_or_why", "settle", "prepare_delivery", "dispatch_gate",
         "specification_hash", "hashed_field",
     },
     "relay_operator": {
         "now", "context", "emit", "settle", "dispute", "set_allowance", "dispatch_gate", "specification_hash",
         "hashed_field", "prepare_operation", "request_cancel", "old_rows", "prune_choose", "prune",
-        "republish_parked", "discard_parked",
+        "republish_parked", "discard_parked", "prepare_batch", "in_batch", "seal_batch", "set_batch_limits",
+        "correct", "refund",
     },
     "relay_reader": {"now", "context", "dispatch_gate"},
 }  # fmt: skip

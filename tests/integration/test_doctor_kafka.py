@@ -126,7 +126,8 @@ def test_topics_that_forget_are_found_and_their_commands_mend_them(
     relay.wait_published(process)
     assert process.stop() == 0
     history = f"{relay.prefix}.operation.transitioned"
-    event = f"{relay.prefix}.collection.requested"
+    # The first by name of those that forget soonest.
+    event = f"{relay.prefix}.batch.completed"
     topic = checkpoint_topic(relay)
     well = examine(env)
     assert well.severity("topics.retention") == "ok"

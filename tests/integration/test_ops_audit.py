@@ -173,6 +173,44 @@ CORRUPTIONS: Final = (
         " values (gen_random_uuid(), {0}, 'studio', 'credit', 5, 'reserved')",
     ),
     Corruption(
+        "money_totals",
+        Invariant.MONEY,
+        "insert into relay.ledger (owner_id, unit, entry, amount, reason, actor, settled_change)"
+        " values ('studio', 'credit', 'correct', 1, 'x', 'me', 1)",
+    ),
+    Corruption("money_totals", Invariant.MONEY, "update relay.allowance set settled = settled + 0.000001"),
+    Corruption(
+        "money_entries",
+        Invariant.MONEY,
+        "update relay.ledger set disputed_change = 1 where attempt_id = {1} and entry = 'reserve'",
+    ),
+    Corruption(
+        "money_batches",
+        Invariant.MONEY,
+        "insert into relay.batch (owner_id, batch_key, unit, asked, created_by, disputed)"
+        " values ('studio', 'b', 'credit', 'x', 'me', 1)",
+    ),
+    Corruption("money_overrun", Invariant.MONEY, "update relay.reservation set overrun = true"),
+    Corruption("money_overrun", Invariant.MONEY, "update relay.allowance set overrun = true"),
+    Corruption(
+        "batch_members",
+        Invariant.BATCH,
+        "insert into relay.batch (owner_id, batch_key, unit, asked, created_by, members, open_members)"
+        " values ('studio', 'b', 'credit', 'x', 'me', 1, 1)",
+    ),
+    Corruption(
+        "batch_completed",
+        Invariant.BATCH,
+        "insert into relay.batch (owner_id, batch_key, unit, asked, created_by, sealed_at)"
+        " values ('studio', 'b', 'credit', 'x', 'me', now())",
+    ),
+    Corruption(
+        "batch_completed",
+        Invariant.BATCH,
+        "insert into relay.batch (owner_id, batch_key, unit, asked, created_by, sealed_at, completed_at)"
+        " values ('studio', 'b', 'credit', 'x', 'me', now(), now())",
+    ),
+    Corruption(
         "waker_none",
         Invariant.WAKER,
         "update relay.operation set next_action_at = null where operation_id = {0}",

@@ -122,25 +122,95 @@ select null::uuid, format('the allowance of %%s in %%s says reserved %%s, disput
        is distinct from (coalesce(r.reserved, 0), coalesce(r.disputed, 0), coalesce(r.settled, 0))
 
 -- name: money_ledger
--- A reservation is what its entries in the ledger say, and no more.
-select r.operation_id, format('the reservation of attempt %%s is %%s, and the ledger has: %%s', r.attempt_id, r.state,
-                              coalesce(l.entries, 'nothing'))
+-- A reservation is what its entries in the ledger add up to, and no more.
+select r.operation_id, format('the reservation of attempt %%s is %%s of %%s, and the ledger has: %%s', r.attempt_id,
+                              r.state, coalesce(r.settled_amount, r.amount), coalesce(l.entries, 'nothing'))
   from relay.reservation r
   left join (select attempt_id, string_agg(entry || ' ' || amount, ', ' order by entry_id) as entries,
-                    coalesce(sum(amount) filter (where entry = 'reserve'), 0) as reserved,
+                    coalesce(sum(amount) filter (where entry = 'reserve'), 0) as made,
                     count(*) filter (where entry = 'reserve') as reserves,
-                    count(*) filter (where entry = 'release') as releases,
-                    count(*) filter (where entry = 'dispute') as disputes,
-                    count(*) filter (where entry = 'settle') as settles,
-                    coalesce(sum(amount) filter (where entry = 'settle'), 0) as settled
+                    sum(reserved_change) as reserved, sum(disputed_change) as disputed, sum(settled_change) as settled
                from relay.ledger where attempt_id is not null group by attempt_id) l using (attempt_id)
- where l.attempt_id is null or l.reserves <> 1 or l.reserved <> r.amount
-    or case r.state
-         when 'reserved' then l.releases + l.disputes + l.settles <> 0
-         when 'released' then l.releases <> 1 or l.disputes + l.settles <> 0
-         when 'disputed' then l.disputes <> 1 or l.releases + l.settles <> 0
-         else l.settles <> 1 or l.settled <> r.settled_amount or l.releases + l.disputes > 1
-       end
+ where l.attempt_id is null or l.reserves <> 1 or l.made <> r.amount
+    or (l.reserved, l.disputed, l.settled) is distinct from (
+         case r.state when 'reserved' then r.amount else 0 end,
+         case r.state when 'disputed' then r.amount else 0 end,
+         case r.state when 'settled' then r.settled_amount else 0 end)
+
+-- name: money_entries
+-- What an entry says that it is, and what it says that it changed.
+select operation_id, format('the ledger''s entry %%s (%%s %%s) changed reserved by %%s, disputed by %%s, settled by %%s',
+                            entry_id, entry, amount, reserved_change, disputed_change, settled_change)
+  from relay.ledger
+ where not case entry
+         when 'limit' then (reserved_change, disputed_change, settled_change) = (0, 0, 0)
+         when 'overrun' then (reserved_change, disputed_change, settled_change) = (0, 0, 0)
+         when 'reserve' then (reserved_change, disputed_change, settled_change) = (amount, 0, 0)
+         when 'release' then (reserved_change, disputed_change, settled_change) = (-amount, 0, 0)
+         when 'dispute' then (reserved_change, disputed_change, settled_change) = (-amount, amount, 0)
+         when 'rebook' then (reserved_change, disputed_change, settled_change) = (0, amount, 0)
+         when 'correct' then (reserved_change, disputed_change, settled_change) = (0, 0, amount)
+         when 'settle' then settled_change = amount and greatest(reserved_change, disputed_change) <= 0
+         when 'refund' then reserved_change + disputed_change + settled_change = -amount
+         else false end
+
+-- name: money_totals
+-- The ledger's sums are the allowance's columns.
+select null::uuid, format('the allowance of %%s in %%s says reserved %%s, disputed %%s, settled %%s, and the ledger adds'
+                          ' up to %%s, %%s, %%s', owner_id, unit, a.reserved, a.disputed, a.settled, l.reserved,
+                          l.disputed, l.settled)
+  from relay.allowance a
+  full join (select owner_id, unit, sum(reserved_change) as reserved, sum(disputed_change) as disputed,
+                    sum(settled_change) as settled from relay.ledger group by owner_id, unit) l using (owner_id, unit)
+ where (a.reserved, a.disputed, a.settled) is distinct from (l.reserved, l.disputed, l.settled)
+
+-- name: money_batches
+-- A batch's money is that of its members.
+select null::uuid, format('the batch %%s says reserved %%s, disputed %%s, settled %%s, and its members add up to %%s, %%s,'
+                          ' %%s', b.batch_id, b.reserved, b.disputed, b.settled, coalesce(r.reserved, 0),
+                          coalesce(r.disputed, 0), coalesce(r.settled, 0))
+  from relay.batch b
+  left join (select o.batch_id, sum(amount) filter (where state = 'reserved') as reserved,
+                    sum(amount) filter (where state = 'disputed') as disputed,
+                    sum(settled_amount) filter (where state = 'settled') as settled
+               from relay.reservation join relay.operation o using (operation_id) group by o.batch_id) r
+    using (batch_id)
+ where (b.reserved, b.disputed, b.settled)
+       is distinct from (coalesce(r.reserved, 0), coalesce(r.disputed, 0), coalesce(r.settled, 0))
+
+-- name: money_overrun
+select null::uuid, format('the claims of %%s in %%s are %%s, and its reservations say otherwise', a.owner_id, a.unit,
+                          case when a.overrun then 'stopped by an overrun' else 'not stopped' end)
+  from relay.allowance a
+ where a.overrun <> exists (select 1 from relay.reservation r
+                             where r.owner_id = a.owner_id and r.unit = a.unit and r.overrun)
+
+-- name: batch_members
+-- Members, those that are open (one that succeeded until its delivery has ended) and those in flight.
+select null::uuid, format('the batch %%s says %%s members, %%s open, %%s in flight, and has %%s, %%s, %%s', b.batch_id,
+                          b.members, b.open_members, b.in_flight, coalesce(c.members, 0), coalesce(c.open, 0),
+                          coalesce(c.in_flight, 0))
+  from relay.batch b
+  left join (select o.batch_id, count(*) filter (where o.parent_operation_id is null) as members,
+                    count(*) filter (where o.parent_operation_id is null and (not o.is_final
+                      or (k.lifecycle = 'generation' and o.phase = 'succeeded')))
+                    - count(*) filter (where o.parent_operation_id is not null and o.is_final) as open,
+                    count(*) filter (where o.parent_operation_id is null
+                      and o.phase in ('claimed', 'submitting', 'uncertain', 'accepted')) as in_flight
+               from relay.operation o join relay.operation_kind k on k.kind = o.kind
+              where o.batch_id is not null group by o.batch_id) c using (batch_id)
+ where (b.members, b.open_members, b.in_flight)
+       is distinct from (coalesce(c.members, 0), coalesce(c.open, 0), coalesce(c.in_flight, 0))
+
+-- name: batch_completed
+select null::uuid, format('the batch %%s is sealed and has no open member, and didn''t complete', batch_id)
+  from relay.batch where sealed_at is not null and open_members = 0 and completed_at is null
+union all
+select null::uuid, format('the batch %%s completed, and %%s events say so', b.batch_id, e.events)
+  from relay.batch b
+  cross join lateral (select count(*) as events from relay.outbox e
+                       where e.operation_id = b.batch_id and e.event_type = 'batch.completed') e
+ where b.completed_at > (select min(occurred_at) from relay.outbox) and e.events <> 1
 
 -- name: money_limit_set
 select null::uuid, format('the limit of %%s in %%s is %%s, and the ledger last set %%s', a.owner_id, a.unit,
@@ -154,22 +224,13 @@ select null::uuid, format('the limit of %%s in %%s is %%s, and the ledger last s
 -- The ledger, replayed: at each reservation, was what was booked within the limit then in force?
 with entry as (
   select l.owner_id, l.unit, l.entry_id, l.entry, l.operation_id, l.amount,
-         case l.entry
-           when 'reserve' then l.amount
-           when 'release' then -l.amount
-           when 'settle' then l.amount - case when exists (
-                select 1 from relay.ledger b where b.operation_id = l.operation_id
-                   and b.attempt_id = l.attempt_id and b.entry = 'release' and b.entry_id < l.entry_id) then 0
-              else coalesce((select sum(b.amount) from relay.ledger b where b.operation_id = l.operation_id
-                               and b.attempt_id = l.attempt_id and b.entry = 'reserve'), 0) end
-           else 0
-         end as change,
+         sum(reserved_change + disputed_change + settled_change)
+           over (partition by l.owner_id, l.unit order by l.entry_id) as total,
          count(*) filter (where l.entry = 'limit')
            over (partition by l.owner_id, l.unit order by l.entry_id) as limit_no
     from relay.ledger l),
 booked as (
-  select e.*, sum(change) over (partition by owner_id, unit order by entry_id) as total,
-         first_value(amount) over (partition by owner_id, unit, limit_no order by entry_id) as limit_then
+  select e.*, first_value(amount) over (partition by owner_id, unit, limit_no order by entry_id) as limit_then
     from entry e)
 select operation_id, format('%%s of %%s were reserved for %%s beyond its limit of %%s %%s', total - limit_then, amount,
                             owner_id, limit_then, unit)
@@ -245,7 +306,9 @@ select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, w
                ('review', 'a_forbidden'), ('remote_job', 'b_guard'), ('remote_job', 'a_forbidden'),
                ('journal', 'a_forbidden'), ('ledger', 'a_forbidden'), ('outbox', 'a_forbidden'),
                ('outbox', 'b_guard'), ('incident', 'a_forbidden'), ('provider_profile', 'a_forbidden'),
-               ('reservation', 'a_forbidden'), ('allowance', 'a_forbidden'), ('output', 'a_forbidden'))
+               ('reservation', 'a_forbidden'), ('allowance', 'a_forbidden'), ('output', 'a_forbidden'),
+               ('batch', 'a_forbidden'), ('batch', 'b_guard'), ('operation', 'a_membership'),
+               ('operation', 'b_batch'), ('remote_job', 'c_money'))
          as wanted (relation, guard)
  where not exists (select 1 from pg_trigger t join pg_class c on c.oid = t.tgrelid
                     where c.relnamespace = 'relay'::regnamespace and c.relname = wanted.relation

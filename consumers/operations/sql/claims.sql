@@ -23,7 +23,8 @@ select paused_reason from relay.provider_account
  where provider = %(provider)s and account = %(account)s and paused_at is not null
 
 -- name: reserve
-select relay.reserve(%(operation_id)s, %(token)s)
+-- Null when it is done, else what it does not fit.
+select relay.reserve_or_why(%(operation_id)s, %(token)s)
 
 -- name: hold
 update relay.operation set phase = 'held', phase_reason = %(hold)s

@@ -47,17 +47,44 @@ select o.operation_id
  order by o.held_at, o.operation_id limit %(limit)s
 
 -- name: wallets
--- Owners with something held for their allowance that is due, and what they may still reserve: less what is
--- prepared and about to be. Null: they have no allowance, or an overrun stopped them.
+-- Owners with something held for their allowance that fits now or is due, and what they may still reserve: less what
+-- is prepared and about to be. Null: they have no allowance, or an overrun stopped them.
 select due.owner_id, due.cost_unit,
        (select a.limit_amount - a.reserved - a.disputed - a.settled from relay.allowance a
          where a.owner_id = due.owner_id and a.unit = due.cost_unit and not a.overrun)
        - (select coalesce(sum(p.max_cost), 0) from relay.operation p
            where not p.is_final and p.phase = 'prepared' and p.owner_id = due.owner_id
              and p.cost_unit = due.cost_unit and (p.not_before is null or p.not_before <= (select relay.now())))
-  from (select distinct owner_id, cost_unit from relay.operation
+  from (select owner_id, cost_unit from relay.operation
          where not is_final and phase = 'held' and phase_reason = 'allowance' and next_action_at <= (select relay.now())
+        union
+        -- Money that came back is not waited for: whatever is prepared meanwhile would take it.
+        select a.owner_id, a.unit from relay.allowance a
+         where not a.overrun and exists (
+           select 1 from relay.operation h
+            where h.phase = 'held' and h.phase_reason = 'allowance' and h.owner_id = a.owner_id and h.cost_unit = a.unit
+              and h.max_cost <= a.limit_amount - a.reserved - a.disputed - a.settled)
          limit %(limit)s) due
+
+-- name: batches
+-- Batches with members held for their limits: what they may still reserve, and how many claims they may still have,
+-- less what is prepared and about to be. Null: no such limit.
+select b.batch_id, b.max_cost - b.reserved - b.disputed - b.settled - ready.cost as room,
+       b.max_in_flight - b.in_flight - ready.members as places
+  from relay.batch b
+  cross join lateral (select count(*) as members, coalesce(sum(p.max_cost), 0) as cost from relay.operation p
+                       where p.batch_id = b.batch_id and p.phase = 'prepared' and p.parent_operation_id is null
+                         and (p.not_before is null or p.not_before <= (select relay.now()))) ready
+ where b.completed_at is null and exists (
+         select 1 from relay.operation h
+          where h.batch_id = b.batch_id and h.phase = 'held' and h.phase_reason = 'batch')
+ order by b.created_at limit %(limit)s
+
+-- name: held_for_batch
+select operation_id, max_cost from relay.operation
+ where batch_id = %(batch_id)s and phase = 'held' and phase_reason = 'batch'
+   and (%(room)s::numeric is null or max_cost <= %(room)s)
+ order by held_at, operation_id limit %(limit)s
 
 -- name: held_for_allowance
 select operation_id, max_cost from relay.operation
@@ -81,7 +108,7 @@ with due as materialized (
     from relay.operation o join relay.operation_kind k on k.kind = o.kind
    where not o.is_final and o.phase = 'held' and o.phase_reason = %(reason)s and o.next_action_at <= (select relay.now())
      and (%(owner_id)s::text is null or (o.owner_id = %(owner_id)s and o.cost_unit = %(unit)s))
-     and (%(owner_id)s::text is not null or exists (
+     and (%(reason)s <> 'paused' or exists (
            select 1 from relay.provider_account a
             where a.provider = o.provider and a.account = o.account and a.paused_at is not null))
    order by o.next_action_at limit %(limit)s for update of o skip locked)
