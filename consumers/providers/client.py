@@ -1,9 +1,8 @@
-"""The one place that talks HTTP to a provider, and the only module that imports httpx. It sends a submit
-request at most once per call and never interprets an answer.
+"""HTTP to one provider: submissions, observations and downloads. It sends a submit request at most once per
+call and never interprets an answer.
 
-It uses httpx's transport rather than its client: a transport has no redirects, cookies, netrc or
-authentication flow to switch off (httpx's DigestAuth sends two POSTs in one call). Each exchange has its own
-connection, since a server that closes an idle one can't be told from one that processed the request.
+It uses transports rather than httpx's client: a transport has no redirects, cookies, netrc or authentication
+flow to switch off (httpx's DigestAuth sends two POSTs in one call).
 """
 
 import asyncio
@@ -13,15 +12,15 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urljoin, urlsplit
 
 import h11
 import httpx
 
-from consumers.providers import boundaries, destination
+from consumers.providers import destination
 from consumers.providers.answer import Answer
 from consumers.providers.destination import (
     OutputCut,
@@ -30,35 +29,16 @@ from consumers.providers.destination import (
     OutputRefused,
     OutputTooLarge,
 )
+from consumers.providers.exchange import TRANSPORT, Exchange, said
 from consumers.providers.profile import Limits, Profile
 from consumers.providers.request import Request, base, download_headers
 from relay.errors import UsageError
 
-_HEADERS_STARTED: Final = "http11.send_request_headers.started"
-_HEADERS_COMPLETE: Final = "http11.send_request_headers.complete"
-_ERROR_CHARACTERS: Final = 500
-"""Most of an exception's text that is kept: it may quote what the server sent."""
 _STALL_S: Final = 60.0
 """A download that brings no byte for this long is cut; a connection that vanished says nothing."""
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _EXPIRED: Final = frozenset({403, 404, 410})
 _CODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})
-_NEVER_SENT: Final = (
-    httpx.LocalProtocolError,
-    httpx.UnsupportedProtocol,
-    httpx.InvalidURL,
-    h11.LocalProtocolError,
-    UnicodeEncodeError,
-)
-"""Raised while the head of a request is put together: where it isn't complete, no byte of it was written."""
-
-
-class SecondFiring(Exception):
-    """The HTTP library was about to send the request of one attempt again."""
-
-
-class DeadlinePassed(Exception):
-    """The hook took until the deadline: nothing may be sent any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,52 +49,6 @@ class Downloaded:
     size: int
     content_type: str | None
     final_url: str
-
-
-@dataclass(slots=True)
-class _Wire:
-    """Follows httpcore's trace of one submission, and is where the hook stands between us and the first
-    byte."""
-
-    method: bytes
-    before_first_byte: Callable[[], Awaitable[None]]
-    deadline: float
-    fired: bool = False
-    returned: bool = False
-    headers_complete: bool = False
-    hook_error: BaseException | None = None
-
-    async def __call__(self, event: str, info: dict[str, Any]) -> None:
-        # A proxy's CONNECT passes here too, and is not the request.
-        if event == _HEADERS_STARTED and info["request"].method == self.method:
-            await self._stand_before_first_byte()
-        elif event == _HEADERS_COMPLETE and self.returned:
-            self.headers_complete = True
-        boundaries.passed(event, hook_returned=self.returned)
-
-    async def _stand_before_first_byte(self) -> None:
-        if self.fired:
-            raise SecondFiring("the request of this attempt was about to be sent a second time")
-        self.fired = True
-        try:
-            await self.before_first_byte()
-        except BaseException as error:
-            self.hook_error = error
-            raise
-        if time.monotonic() >= self.deadline:
-            raise DeadlinePassed("the deadline passed while the submission was being recorded")
-        self.returned = True
-
-
-@dataclass(slots=True)
-class _Received:
-    """As much of an answer as arrived, whatever happens next."""
-
-    status: int | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    body: bytearray = field(default_factory=bytearray)
-    complete: bool = False
-    truncated: bool = False
 
 
 class ProviderClient:
@@ -155,46 +89,29 @@ class ProviderClient:
         the deadline, no byte is sent. Whatever happens is an Answer, a cancellation of the calling task
         too."""
         started = time.monotonic()
-        wire = _Wire(request.method.encode(), before_first_byte, deadline)
-        received = _Received()
+        exchange = self._exchange(request)
+        exchange.before_first_byte, exchange.deadline = before_first_byte, deadline
         failure: BaseException | None = None
         try:
             async with asyncio.timeout(max(0.0, deadline - started)):
-                await self._exchange(request, received, trace=wire)
+                await self._run(exchange)
         # Every way to fail is evidence, and none may lose what had been read: the outcome is decided by how
         # far the exchange came, not by the exception's name.
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             failure = error
-        malformed = isinstance(failure, _NEVER_SENT) and not wire.headers_complete
-        return self._answer(
-            request,
-            received,
-            failure,
-            elapsed_s=time.monotonic() - started,
-            hook_returned=wire.returned,
-            sent=wire.returned and not malformed,
-            malformed=malformed and wire.hook_error is None,
-            hook_error=wire.hook_error,
-        )
+        return exchange.answer(failure, elapsed_s=time.monotonic() - started)
 
     async def observe(self, request: Request, deadline_s: float) -> Answer:
         """One GET, at most `deadline_s` long. Transport errors are Answers; a cancellation goes through."""
         started = time.monotonic()
-        received = _Received()
+        exchange = self._exchange(request)
         failure: Exception | None = None
         try:
             async with asyncio.timeout(deadline_s):
-                await self._exchange(request, received, trace=None)
-        except (
-            httpx.TransportError,
-            httpx.InvalidURL,
-            h11.ProtocolError,
-            OSError,
-            UnicodeEncodeError,
-        ) as error:
+                await self._run(exchange)
+        except TRANSPORT as error:
             failure = error
-        elapsed_s = time.monotonic() - started
-        return self._answer(request, received, failure, elapsed_s=elapsed_s, sent=True)
+        return exchange.answer(failure, elapsed_s=time.monotonic() - started)
 
     async def download(
         self,
@@ -223,10 +140,10 @@ class ProviderClient:
         except TimeoutError:
             raise OutputCut(f"The download took longer than {limits.download_deadline_s:g} s.") from None
         except (httpx.TransportError, httpx.DecodingError, h11.ProtocolError) as error:
-            raise OutputCut(f"The download was cut: {_said(error)}.") from None
+            raise OutputCut(f"The download was cut: {said(error)}.") from None
         except (httpx.InvalidURL, UnicodeError) as error:
             # A host that has no form in IDNA: httpx says so, or the system's resolver.
-            raise OutputForbidden(f"The output URL is not a URL: {_said(error)}.") from None
+            raise OutputForbidden(f"The output URL is not a URL: {said(error)}.") from None
         raise OutputRefused(f"The output URL redirects more than {limits.redirects} times.")
 
     async def _open_download(self, url: str, allowed: set[str]) -> httpx.Response:
@@ -265,39 +182,15 @@ class ProviderClient:
             await transport.aclose()
             raise
 
-    async def _exchange(self, request: Request, received: _Received, *, trace: _Wire | None) -> None:
-        extensions: dict[str, Any] = {"timeout": {"connect": self._profile.submit.connect_timeout_s}}
-        if trace is not None:
-            extensions["trace"] = trace
-        headers = [(name.encode("ascii"), text.encode("ascii")) for name, text in request.headers]
-        headers += [
-            (name, text)
-            for name, text in ((b"Accept-Encoding", b"identity"), (b"Connection", b"close"))
-            if name.lower() not in {known.lower() for known, _ in headers}
-        ]
-        message = httpx.Request(
-            request.method,
-            request.url,
-            headers=headers,
-            content=request.body or None,
-            extensions=extensions,
+    def _exchange(self, request: Request) -> Exchange:
+        return Exchange(
+            request=request,
+            limit_bytes=self._profile.limits.answer_bytes,
+            connect_timeout_s=self._profile.submit.connect_timeout_s,
         )
-        limit_bytes = self._profile.limits.answer_bytes
-        async with self._transport() as transport:
-            response = await transport.handle_async_request(message)
-            received.status = response.status_code
-            received.headers = tuple(
-                (name.decode("latin-1"), text.decode("latin-1")) for name, text in response.headers.raw
-            )
-            # As a stream: a cut body must still give its status and the bytes before the cut.
-            async with aclosing(response), _closing(response.aiter_raw()) as chunks:
-                async for chunk in chunks:
-                    room = limit_bytes - len(received.body)
-                    received.body += chunk[:room]
-                    if len(chunk) > room:
-                        received.truncated = True
-                        return
-            received.complete = True
+
+    async def _run(self, exchange: Exchange) -> None:
+        await exchange.run(tls=self._tls, proxy=self._proxy)
 
     def _transport(self) -> httpx.AsyncHTTPTransport:
         return httpx.AsyncHTTPTransport(
@@ -308,25 +201,6 @@ class ProviderClient:
             retries=0,
             proxy=self._proxy,
             limits=httpx.Limits(max_keepalive_connections=0),
-        )
-
-    def _answer(
-        self,
-        request: Request,
-        received: _Received,
-        failure: BaseException | None,
-        **how: Any,
-    ) -> Answer:
-        return Answer(
-            status=received.status,
-            headers=received.headers,
-            body=bytes(received.body),
-            body_complete=received.complete,
-            truncated=received.truncated,
-            cancelled=isinstance(failure, asyncio.CancelledError),
-            error=None if failure is None else _said(failure),
-            secrets=request.secrets,
-            **how,
         )
 
 
@@ -390,7 +264,3 @@ async def _resolve(host: str, port: int) -> list[str]:
     except OSError as error:
         raise OutputCut(f"The output's host can't be resolved: {error.strerror}.") from None
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS].rstrip(": ")

@@ -1,37 +1,42 @@
 """A provider's answer as a JSON document, read so that no id in it is lost or changed. Pure.
 
-Numbers stay text (a float would change 12345678901234567890.10), repeated keys keep every value, and a broken
-body is still searched.
+Numbers stay text (a float would change 12345678901234567890.10), repeated keys keep every value, bytes that
+are no UTF-8 make no id, and a broken body is still searched.
 """
 
 import json
 import re
 import unicodedata
-import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from consumers.providers.answer import Answer
+from consumers.providers.coding import decoded
 from consumers.providers.json_path import Object
 
 ID_CHARACTERS: Final = 512
 """Longest id that is stored as one: a longer text breaks a btree index."""
 CANDIDATES: Final = 32
 """Most ids of one answer that are kept as candidates; the bytes are kept anyway."""
-_INFLATED_BYTES: Final = 8 * 1024 * 1024
-"""Most that a compressed answer may become."""
-_NODES: Final = 100_000
-"""Most values of one answer that are searched for ids."""
-_JOB_KEYS: Final = frozenset(
-    {"jobid", "taskid", "generationid", "predictionid", "renderid", "runid", "requestid", "id"}
+_JOB: Final = ("job", "task", "generation", "prediction", "render", "run")
+_CERTAIN_KEYS: Final = frozenset(
+    f"{noun}{end}" for noun in _JOB for end in ("id", "ids", "uuid", "uuids", "uid", "uids")
 )
-_CERTAIN_KEYS: Final = _JOB_KEYS - {"requestid", "id"}
-"""Keys that name a job even in an error; `id` and `request_id` there are mostly the error's own."""
+"""Keys that name a job even in an error."""
+_JOB_KEYS: Final = _CERTAIN_KEYS | {"id", "uuid", "requestid"}
+"""`id` and `request_id` of an error are mostly the error's own, unless they are in a job."""
+_IN_A_JOB: Final = frozenset({"id", "uuid", "uid"})
+_JOBS: Final = frozenset(f"{noun}{end}" for noun in _JOB for end in ("", "s"))
 _SALVAGE: Final = re.compile(
     r'"([A-Za-z_-]{2,24})"\s*:\s*(?:"((?:[^"\\\x00-\x1f]|\\.){1,512})"|(-?\d{1,512})(?=[\s,}\]]))'
 )
 """`"key": "text"` or `"key": 123` with what ends it: a text that the cut has shortened is not an id."""
+_LOOSE: Final = re.compile(
+    r"(?<![\"\w-])'?([A-Za-z_-]{2,24})'?\s*[=:>]\s*'?([A-Za-z0-9][A-Za-z0-9._:-]{0,511})(?=['<&;,\s}\]])"
+)
+"""`key=text`, `'key': 'text'`, `<key>text</key>`: what isn't JSON at all."""
+_MENTION: Final = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(_JOB)})[_-]?u?u?ids?(?![A-Za-z])", re.IGNORECASE)
 
 
 class Number(str):
@@ -42,16 +47,28 @@ class Number(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """`value` is meaningless unless `valid`. `text` is the body as text, for salvage."""
+    """`value` is meaningless unless `valid`. `text` is what came as text, for salvage. `whole`: nothing that
+    the answer said can be missing from it."""
 
     valid: bool
     value: object
     text: str
+    whole: bool = field(default=True, compare=False)
+
+
+class Named(NamedTuple):
+    """A value under a key that names one."""
+
+    value: object
+    certain: bool
+    """Under a key that only a job's id has."""
 
 
 def read(answer: Answer) -> Document:
-    """The body as JSON. A body in a coding that was not asked for is decoded too. Raises nothing."""
-    text = _decoded(answer).decode("utf-8", "replace").removeprefix("\ufeff")
+    """The body as JSON. Raises nothing."""
+    found = decoded(answer)
+    # What is no UTF-8 becomes lone surrogates, and no id may have those: an id is never altered.
+    text = found.body.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     try:
         value = json.loads(
             text,
@@ -61,19 +78,10 @@ def read(answer: Answer) -> Document:
             parse_constant=Number,
         )
     except (ValueError, RecursionError):
-        return Document(valid=False, value=None, text=text)
-    return Document(valid=True, value=value, text=text)
-
-
-def _decoded(answer: Answer) -> bytes:
-    coding = (answer.header("content-encoding") or "").strip().lower()
-    if coding not in {"gzip", "x-gzip", "deflate"}:
-        return answer.body
-    inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
-    try:
-        return inflater.decompress(answer.body, _INFLATED_BYTES)
-    except zlib.error:
-        return answer.body
+        unread = answer.unread.decode("utf-8", "surrogateescape")
+        whole = answer.body_complete and found.readable and answer.framed
+        return Document(valid=False, value=None, text=f"{text}\n{unread}" if unread else text, whole=whole)
+    return Document(valid=True, value=value, text=text, whole=answer.body_complete)
 
 
 def job_id(value: object) -> str | None:
@@ -82,6 +90,8 @@ def job_id(value: object) -> str | None:
     if isinstance(value, Number):
         return str(value) if re.fullmatch(r"-?[0-9]+", value) and len(value) <= ID_CHARACTERS else None
     if not isinstance(value, str) or not 1 <= len(value) <= ID_CHARACTERS or value in {".", ".."}:
+        return None
+    if value.isspace():
         return None
     # Cc are controls; Cs are lone surrogates, which no UTF-8 can hold.
     return None if any(unicodedata.category(one) in {"Cc", "Cs"} for one in value) else value
@@ -99,46 +109,61 @@ def is_absent(value: object) -> bool:
     return value is None or value == ""
 
 
-def named_ids(document: Document, *, certain: bool = False) -> tuple[str, ...]:
-    """Ids under keys that name one, anywhere in the document, or in the text of one that isn't valid.
-    `certain` leaves out the keys that may name something else."""
-    keys = _CERTAIN_KEYS if certain else _JOB_KEYS
-    if document.valid:
-        pairs: Iterable[tuple[str, object]] = _pairs(document.value)
-    else:
-        pairs = _salvaged(document.text)
-    found = (job_id(value) for key, value in pairs if _plain(key) in keys)
-    return distinct(one for one in found if one is not None)
+def named(document: Document) -> Iterator[Named]:
+    """Every value under a key that names an id, anywhere in the document, or in the text of one that isn't
+    valid."""
+    if not document.valid:
+        for key, value in _salvaged(document.text):
+            certain = names_a_job(key)
+            if certain or plain(key) in _JOB_KEYS:
+                yield Named(value, certain)
+        return
+    waiting: list[tuple[str, object]] = [("", document.value)]
+    while waiting:
+        parent, here = waiting.pop()
+        if isinstance(here, list):
+            waiting.extend((parent, one) for one in reversed(here) if isinstance(one, (Object, list)))
+        elif isinstance(here, Object):
+            for key, value in here.pairs:
+                name = plain(key)
+                certain = name in _CERTAIN_KEYS or (name in _IN_A_JOB and parent in _JOBS)
+                if certain or name in _JOB_KEYS:
+                    yield from (Named(one, certain) for one in _leaves(value))
+            waiting.extend(
+                (plain(key), value)
+                for key, value in reversed(here.pairs)
+                if isinstance(value, (Object, list))
+            )
+
+
+def mentions_a_job(document: Document) -> bool:
+    """Whether a document that isn't valid has a word that names a job's id, whatever follows it."""
+    return not document.valid and _MENTION.search(document.text) is not None
+
+
+def names_a_job(name: str) -> bool:
+    """Whether a key, or a header such as X-Job-Id, is named after a job's id."""
+    return plain(name).removeprefix("x") in _CERTAIN_KEYS
 
 
 def distinct(ids: Iterable[str]) -> tuple[str, ...]:
-    """Each id once, in order, at most CANDIDATES of them."""
-    seen: dict[str, None] = {}
-    for one in ids:
-        seen[str(one)] = None
-        if len(seen) == CANDIDATES:
-            break
-    return tuple(seen)
+    """Each id once, in order."""
+    return tuple(dict.fromkeys(str(one) for one in ids))
 
 
-def _plain(key: str) -> str:
+def plain(key: str) -> str:
+    """A key without its spelling: job_id, jobId and JOB-ID are one."""
     return key.lower().replace("_", "").replace("-", "")
 
 
-def _pairs(document: object) -> Iterable[tuple[str, object]]:
-    waiting: list[object] = [document]
-    for _ in range(_NODES):
-        if not waiting:
-            return
-        here = waiting.pop()
-        if isinstance(here, Object):
-            yield from here.pairs
-            waiting.extend(value for _, value in reversed(here.pairs) if isinstance(value, (Object, list)))
-        elif isinstance(here, list):
-            waiting.extend(value for value in reversed(here) if isinstance(value, (Object, list)))
+def _leaves(value: object) -> Iterator[object]:
+    """A value, or those of a list of them; what they hold in turn is searched by its own keys."""
+    for one in value if isinstance(value, list) else (value,):
+        if not isinstance(one, (Object, list)):
+            yield one
 
 
-def _salvaged(text: str) -> Iterable[tuple[str, object]]:
+def _salvaged(text: str) -> Iterator[tuple[str, object]]:
     for key, quoted, number in _SALVAGE.findall(text):
         if number:
             yield key, Number(number)
@@ -147,3 +172,4 @@ def _salvaged(text: str) -> Iterable[tuple[str, object]]:
             yield key, json.loads(f'"{quoted}"')
         except ValueError:
             yield key, quoted
+    yield from _LOOSE.findall(text)

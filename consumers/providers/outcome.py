@@ -5,12 +5,14 @@ The order is the point. Ids are looked for first, in all that was read; then the
 reject rules, and the table. An id outranks a rejection: a job that may exist is never called refused.
 """
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
 from consumers.providers import document as documents
-from consumers.providers import json_path
+from consumers.providers import json_path, secrecy
 from consumers.providers.answer import Answer
 from consumers.providers.document import Document
 from consumers.providers.evidence import evidence, text
@@ -53,7 +55,8 @@ class _Ids:
     declared: dict[str, tuple[str, ...]]
     """By declared path: the ids that stand there."""
     malformed: dict[str, tuple[str, ...]]
-    """By declared path: what stands there without having the form of an id, for people."""
+    """By declared path, and by "" for any other name that only a job's id has: what stands there without
+    having the form of an id, for people."""
     likely: tuple[str, ...]
     """At a declared path, or under a name that only a job has: enough to doubt a rejection."""
     all: tuple[str, ...]
@@ -63,13 +66,18 @@ class _Ids:
         found = self.declared[path]
         return found[0] if len(found) == 1 and not self.malformed[path] else None
 
-    def is_malformed(self) -> bool:
-        return any(self.malformed.values())
+    def malformed_at_a_path(self) -> bool:
+        return any(found for path, found in self.malformed.items() if path)
+
+    def doubt_a_refusal(self) -> bool:
+        """Whether the answer speaks of a job, in whatever form."""
+        return bool(self.likely) or any(self.malformed.values())
 
 
 def classify_submission(profile: Profile, answer: Answer) -> Submission:
     """Apply the profile's rules, then the table of design-operations 5. Raises nothing."""
-    if not answer.sent:
+    # Once the hook has returned, only a head that could not be put together proves that nothing left.
+    if not answer.sent and (not answer.hook_returned or answer.malformed):
         return _unsent(answer)
     document = documents.read(answer)
     ids = _ids(profile, answer, document)
@@ -98,40 +106,59 @@ def _unsent(answer: Answer) -> Submission:
 
 
 def _ids(profile: Profile, answer: Answer, document: Document) -> _Ids:
+    secrets = answer.secrets
     declared: dict[str, tuple[str, ...]] = {}
     malformed: dict[str, tuple[str, ...]] = {}
     for path in profile.id_paths():
         values = json_path.find(path, document.value) if document.valid else []
-        said = [(value, documents.job_id(value)) for value in values if not documents.is_absent(value)]
-        declared[path] = documents.distinct(one for _, one in said if one is not None)
-        malformed[path] = tuple(
-            text(documents.shown(value), answer.secrets) for value, one in said if one is None
+        declared[path], malformed[path] = _read(
+            (value for value in values if not documents.is_absent(value)), secrets
         )
-    likely = documents.distinct(
-        (
-            *(one for found in declared.values() for one in found),
-            *_ids_in_headers(profile, answer),
-            *documents.named_ids(document, certain=True),
-        )
-    )
+    named = [one for one in documents.named(document) if not documents.is_absent(one.value)]
+    certain, malformed[""] = _read((one.value for one in named if one.certain), secrets)
+    others, _ = _read((one.value for one in named), secrets)
+    headers = _ids_in_headers(profile, answer)
+    if any(path and found for path, found in malformed.items()):
+        # It stands under such a name itself, and is told once.
+        malformed[""] = ()
+    likely = documents.distinct((*(one for found in declared.values() for one in found), *headers, *certain))
     return _Ids(
         declared=declared,
         malformed=malformed,
         likely=likely,
-        all=documents.distinct((*likely, *documents.named_ids(document))),
+        all=documents.distinct((*likely, *others)),
     )
+
+
+def _read(values: Iterable[object], secrets: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The ids among `values`, and the others as they are shown to people. What has our credential in it, a
+    server's echo, is no id: ids go into tables and topics."""
+    ids: list[str] = []
+    others: list[str] = []
+    for value in values:
+        found = documents.job_id(value)
+        if found is not None and not secrecy.has(secrets, found):
+            ids.append(found)
+        else:
+            others.append(text(documents.shown(value), secrets))
+    return documents.distinct(ids), documents.distinct(others)
 
 
 def _ids_in_headers(profile: Profile, answer: Answer) -> tuple[str, ...]:
     """A Location that is this profile's address of a job, and a header that is named after one."""
-    found = [documents.job_id(answer.header("x-job-id"))]
+    found = [value for name, value in answer.headers if documents.names_a_job(name)]
     before, _, after = profile.observe.path.partition("${job_id}")
-    location = (answer.header("location") or "").partition("?")[0]
-    _, here, rest = location.partition(before)
-    segment = rest.removesuffix(after)
-    if here and rest.endswith(after) and "/" not in segment:
-        found.append(documents.job_id(unquote(segment)))
-    return tuple(one for one in found if one is not None)
+    # A placeholder in the query stays there; behind one in the path, query and fragment are somebody's own.
+    address = re.compile(
+        re.escape(before) + "([^/?#&]+)" + re.escape(after.partition("?")[0]) + "(?:[?#&].*)?"
+    )
+    for location in answer.header_values("location"):
+        start = location.find(before)
+        said = address.fullmatch(location, start) if start >= 0 else None
+        if said is not None:
+            # A byte that is no UTF-8 would become another id.
+            found.append(unquote(said[1], errors="surrogateescape"))
+    return _read(found, answer.secrets)[0]
 
 
 def _accepted(profile: Profile, answer: Answer, ids: _Ids) -> Submission | None:
@@ -148,13 +175,16 @@ def _accepted(profile: Profile, answer: Answer, ids: _Ids) -> Submission | None:
             verdict="accepted",
             reason="accepted" if status < 300 else "accepted_with_error",
             job_id=job_id,
-            candidates=others,
+            candidates=others[: documents.CANDIDATES],
             accounting=rule.accounting,
             evidence=evidence(
                 answer,
                 job_id=job_id,
-                candidates=list(others),
-                other_ids=[one for one in ids.all if one != job_id and one not in others],
+                candidates=list(others[: documents.CANDIDATES]),
+                other_ids=[
+                    *others[documents.CANDIDATES :],
+                    *(one for one in ids.all if one != job_id and one not in set(declared)),
+                ],
             ),
         )
     return None
@@ -164,7 +194,9 @@ def _refused(profile: Profile, answer: Answer, document: Document, ids: _Ids) ->
     """What the first reject rule that fits says. None where none does, and where the answer also names a job,
     or lost a part that might: then the refusal is not proven."""
     rule = _reject_rule(profile, answer, document)
-    if rule is None or not answer.body_complete or ids.likely or ids.is_malformed():
+    if rule is None or not document.whole:
+        return None
+    if ids.doubt_a_refusal() or documents.mentions_a_job(document):
         return None
     return Submission(
         verdict="refused",
@@ -200,17 +232,19 @@ def _same(said: object, wanted: str | int | bool | None) -> bool:
 
 def _unknown(profile: Profile, answer: Answer, document: Document, ids: _Ids) -> Submission:
     status = answer.status
-    generic = status is not None and (status in {401, 403} or status >= 500)
+    generic = status is not None and (status in {401, 403} or status // 100 == 5)
+    candidates = ids.all[: documents.CANDIDATES]
     return Submission(
         verdict="unknown",
         reason=_why_unknown(profile, answer, document, ids),
-        candidates=ids.all,
+        candidates=candidates,
         retry_after_s=retry_after_s(answer),
         generic_failure=generic and not ids.likely,
         evidence=evidence(
             answer,
-            candidates=list(ids.all),
+            candidates=list(candidates),
             malformed_ids=[one for found in ids.malformed.values() for one in found],
+            other_ids=list(ids.all[documents.CANDIDATES :]),
         ),
     )
 
@@ -221,7 +255,7 @@ def _why_unknown(profile: Profile, answer: Answer, document: Document, ids: _Ids
         return "cancelled" if answer.cancelled else "no_answer"
     if status // 100 == 3:
         return "redirect"
-    if ids.is_malformed():
+    if ids.malformed_at_a_path():
         return "job_id_malformed"
     if status // 100 == 2:
         if not document.valid:
@@ -231,6 +265,8 @@ def _why_unknown(profile: Profile, answer: Answer, document: Document, ids: _Ids
         return "job_id_not_at_its_path" if ids.all else "no_job_id"
     if ids.likely:
         return "job_id_with_error"
+    if ids.malformed[""]:
+        return "job_id_malformed"
     if _reject_rule(profile, answer, document) is not None:
-        return "refusal_cut"
+        return "refusal_unreadable" if answer.body_complete else "refusal_cut"
     return f"status_{status}"

@@ -14,6 +14,8 @@ from relay.errors import UsageError
 _PLACEHOLDER: Final = re.compile(r"\$\{([^}]*)\}")
 # They are spliced into JSON strings and headers, so nothing that could end either may be in them.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}")
+_FIELD_VALUE: Final = re.compile(r"(?:[\x21-\x7e]+(?:[ \t]+[\x21-\x7e]+)*)?")
+"""RFC 9110, 5.5, without what is no ASCII: servers read that in different ways."""
 _HASH_VERSION: Final = b"outbox-relay request 1"
 
 
@@ -77,6 +79,8 @@ def require_settings(profile: Profile, base_url: str, secret: str | None) -> Non
     asked_for = any("${secret}" in template for template in profile.submit.headers.values())
     if asked_for and profile.secret == "required" and not secret:
         raise _no_credential(profile)
+    if asked_for and secret and not _FIELD_VALUE.fullmatch(secret):
+        raise _unwritable_credential(profile)
 
 
 def download_headers(profile: Profile, secret: str | None) -> tuple[tuple[str, str], ...]:
@@ -158,6 +162,8 @@ def _headers(
         if "${secret}" not in template:
             sent.append((name, without_secret))
         elif secret:
+            if not _FIELD_VALUE.fullmatch(secret):
+                raise _unwritable_credential(profile)
             sent.append((name, _fill(profile, template, {**known, "secret": secret})))
         elif profile.secret == "required":
             raise _no_credential(profile)
@@ -169,6 +175,15 @@ def _no_credential(profile: Profile) -> UsageError:
     return UsageError(
         f"The provider {profile.name} needs a credential, and none is set.",
         remedy=f"Set {variable} or {variable}_FILE.",
+    )
+
+
+def _unwritable_credential(profile: Profile) -> UsageError:
+    variable = f"RELAY_PROVIDER_{profile.name.upper().replace('-', '_')}_SECRET"
+    return UsageError(
+        f"The credential of the provider {profile.name} has a character that no HTTP header may have: a line"
+        " break, a blank at an end, or one that isn't ASCII.",
+        remedy=f"Look at {variable} or {variable}_FILE.",
     )
 
 

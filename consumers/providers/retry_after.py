@@ -1,7 +1,7 @@
 """How long a server asks us to wait (RFC 9110, 10.2.3). Pure: it never looks at this machine's clock."""
 
 import email.utils
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from consumers.providers.answer import Answer
@@ -27,4 +27,5 @@ def _moment(text: str) -> datetime | None:
         moment = email.utils.parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    return moment if moment.tzinfo is not None else None
+    # Two of HTTP's three forms of a date name GMT, the third has no zone and means it (RFC 9110, 5.6.7).
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import ssl
 import threading
 import time
@@ -13,7 +14,7 @@ from consumers.providers.answer import Answer
 from consumers.providers.client import ProviderClient
 from consumers.providers.outcome import Submission, classify_submission
 from consumers.providers.profile import Profile
-from consumers.providers.request import Request
+from consumers.providers.request import Request, require_settings
 from provider_samples import OPERATION, PAYLOAD, profile, submission
 from relay.errors import UsageError
 from wire import CERTIFICATE, Talk, WireServer, listen, refused_port, tunnel
@@ -335,12 +336,25 @@ async def test_an_http_proxy_that_would_read_the_request_is_refused() -> None:
         ProviderClient(GENACE, base_url="http://127.0.0.1:1", proxy="http://127.0.0.1:2")
 
 
-@pytest.mark.parametrize("secret", ["line\r\nX-Injected: yes", "trailing\n", "ünlesbar", "nul\x00"])
-async def test_an_illegal_header_sends_no_byte_and_holds_for_configuration(secret: str) -> None:
+@pytest.mark.parametrize("value", ["line\r\nX-Injected: yes", "trailing\n", "ünlesbar", "nul\x00"])
+async def test_an_illegal_header_sends_no_byte_and_holds_for_configuration(value: str) -> None:
     with WireServer(listen) as server:
-        _, outcome = await submit(server.url, request=submission(GENACE, server.url, secret=secret))
+        request = submission(GENACE, server.url)
+        illegal = dataclasses.replace(request, headers=(*request.headers, ("X-Odd", value)), secrets=(value,))
+        answer, outcome = await submit(server.url, request=illegal)
         assert server.received == b""
     assert (outcome.verdict, outcome.hold) == ("unsent", "configuration")
+    # The library quotes the whole header.
+    assert value[:6] not in (answer.error or "")
+
+
+@pytest.mark.parametrize("secret", ["line\r\nX-Injected: yes", "trailing\n", "ünlesbar", "nul\x00", " "])
+def test_a_credential_that_no_header_may_have_is_refused_before_anything_is_claimed(secret: str) -> None:
+    with pytest.raises(UsageError, match="RELAY_PROVIDER_GENACE_SECRET") as refused:
+        require_settings(GENACE, "https://provider.example", secret)
+    assert secret.rstrip("\n\x00")[:8] not in str(refused.value) or secret.isspace()
+    with pytest.raises(UsageError, match="RELAY_PROVIDER_GENACE_SECRET"):
+        submission(GENACE, "https://provider.example", secret=secret)
 
 
 async def test_a_second_firing_of_the_hook_in_one_attempt_sends_nothing() -> None:
@@ -356,14 +370,14 @@ async def test_a_second_firing_of_the_hook_in_one_attempt_sends_nothing() -> Non
         async def hook() -> None:
             calls.append(1)
 
-        exchange = client._exchange
+        run = client._run
 
         async def twice(*args: object, **kwargs: object) -> None:
             # As httpx's own DigestAuth would: two requests in one call.
-            await exchange(*args, **kwargs)  # type: ignore[arg-type]
-            await exchange(*args, **kwargs)  # type: ignore[arg-type]
+            await run(*args, **kwargs)  # type: ignore[arg-type]
+            await run(*args, **kwargs)  # type: ignore[arg-type]
 
-        client._exchange = twice  # type: ignore[method-assign]
+        client._run = twice  # type: ignore[method-assign]
         answer = await client.submit(
             submission(GENACE, server.url), before_first_byte=hook, deadline=time.monotonic() + LONG_S
         )
