@@ -18,14 +18,14 @@ from consumers.operations.access import require_worker
 from consumers.operations.deliveries import ClaimLost, Held, Part
 from consumers.operations.lifecycle import Hold, Phase
 from consumers.operations.polling import jitter
-from consumers.providers.client import Downloaded
 from consumers.providers.destination import DownloadError, OutputCut, OutputExpired, OutputRefused
+from consumers.providers.download import Downloaded, download
 from consumers.providers.profile import Profile
 from consumers.providers.request import download_headers
 from consumers.registered import Provider, Providers
 from consumers.runtime import Consumer, Context, Event
 from consumers.runtime.visibility import Unseen
-from consumers.storage import Storage, StorageError, output_key, temporary_key
+from consumers.storage import StorageError, Wanted, open_storage, output_key
 from relay import failpoints
 from relay.errors import Unavailable, UsageError
 
@@ -67,16 +67,28 @@ class Deliver(Consumer):
 
     async def open(self, ctx: Context) -> None:
         self._providers = Providers(ctx.settings)
-        self._storage = Storage.open(ctx.settings.outputs_url)
+        self._storage = open_storage(ctx.settings.outputs_url)
         async with ctx.pool.connection() as connection:
             await require_worker(connection)
+        try:
+            await self._sweep(ctx)
+        except StorageError as error:
+            # Deliveries say the same and are tried again; a process that ended here would not be.
+            ctx.log.warning("what was left half-written is not swept", error=str(error))
+
+    async def _sweep(self, ctx: Context) -> None:
         left = await self._storage.leftovers(SWEEP_AFTER_S)
-        if left:
-            async with ctx.pool.connection() as connection:
-                alive = await deliveries.live_claims(connection, left)
-            dead = [path for token, paths in left.items() if token not in alive for path in paths]
-            await self._storage.sweep(dead)
-            ctx.log.info("swept what was left half-written", files=len(dead))
+        if not left:
+            return
+        async with ctx.pool.connection() as connection:
+            phases = await deliveries.phases(connection, left)
+        dead: list[str] = []
+        for operation_id, names in left.items():
+            phase = phases.get(operation_id)
+            if self._storage.knows_its_own if phase is None else phase not in self._storage.kept_in:
+                dead += names
+        await self._storage.sweep(dead)
+        ctx.log.info("swept what was left half-written", files=len(dead))
 
     async def handle(self, event: Event, ctx: Context) -> None:
         work = await self._claim(event, ctx)
@@ -162,16 +174,17 @@ class Deliver(Consumer):
             ctx.log.info("stored", parent=str(work.held.delivery.parent_operation_id))
 
     async def _fetch_missing(self, work: Work, ctx: Context) -> None:
-        refreshed = False
+        # Parts whose URL is as new as an observation could make it, and hasn't given a byte since.
+        fresh: set[int] = set()
         while missing := await self._missing(work, ctx):
             for part in missing:
                 try:
-                    await self._fetch(work, part, ctx)
+                    await self._fetch(work, part, fresh, ctx)
                 except OutputExpired:
-                    if refreshed:
+                    if part.ordinal in fresh:
                         raise
                     await self._refresh(work, ctx)
-                    refreshed = True
+                    fresh = {one.ordinal for one in missing}
                     break  # the other URLs are new too
 
     async def _missing(self, work: Work, ctx: Context) -> list[Part]:
@@ -181,31 +194,33 @@ class Deliver(Consumer):
             raise OutputRefused("The parent operation has no outputs: there is nothing to deliver.")
         return [part for part in parts if part.stored_key is None]
 
-    async def _fetch(self, work: Work, part: Part, ctx: Context) -> None:
+    async def _fetch(self, work: Work, part: Part, fresh: set[int], ctx: Context) -> None:
         """Download one output and give it its final name. Raises DownloadError, StorageError, ClaimLost."""
         delivery = work.held.delivery
-        temporary = temporary_key(work.held.token, part.ordinal)
         key = output_key(delivery.owner_id, delivery.parent_operation_id, part.ordinal, part.name)
-        try:
-            async with self._storage.writing(temporary) as sink:
-                downloaded = await work.provider.client.download(part.url, sink=sink)
+        wanted = Wanted(delivery=delivery.operation_id, token=work.held.token, ordinal=part.ordinal, key=key)
+        async with self._storage.incoming(wanted) as incoming:
+            before = incoming.size
+            try:
+                downloaded = await download(
+                    part.url, target=incoming, rules=work.provider.client.download_rules()
+                )
+            finally:
+                if incoming.size != before:
+                    fresh.discard(part.ordinal)
             failpoints.hit(failpoints.DELIVER_DOWNLOADED)
             wrong = differs(part, downloaded)
             if wrong is not None:
+                await incoming.restart(None)
                 raise OutputCut(f"The output {part.name} {wrong}.")
-            await self._storage.place(temporary, key)
-        finally:
-            await self._discard(temporary, ctx)
+            # Whoever lost the claim while it slept must not replace what another one has placed.
+            async with ctx.pool.connection() as connection:
+                await deliveries.require(connection, work.held)
+            await incoming.place()
         failpoints.hit(failpoints.DELIVER_PLACED)
         async with ctx.pool.connection() as connection:
             if await deliveries.record_part(connection, work.held, part, key=key, downloaded=downloaded):
                 raise CancelRequested
-
-    async def _discard(self, temporary: str, ctx: Context) -> None:
-        try:
-            await self._storage.discard(temporary)
-        except StorageError as error:
-            ctx.log.warning("a temporary file stays until it is swept", error=str(error))
 
     async def _refresh(self, work: Work, ctx: Context) -> None:
         """New URLs by observing the job. Raises OutputExpired when the provider has none any more, and
@@ -280,6 +295,8 @@ class Deliver(Consumer):
 
 def differs(part: Part, downloaded: Downloaded) -> str | None:
     """How a whole download isn't the file that the provider announced, in words; None when it is."""
+    if not downloaded.framed and part.expected_bytes is None and part.expected_sha256 is None:
+        return "came without a length and none was announced, so nobody can tell whether it is whole"
     if part.expected_bytes is not None and downloaded.size != part.expected_bytes:
         return f"has {downloaded.size} bytes, and {part.expected_bytes} were announced"
     if part.expected_sha256 is not None:

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 from consumers.operations.ground import Ground, say
 from consumers.operations.lifecycle import Cause, Phase
 from consumers.operations.queries import Queries
-from consumers.providers.client import Downloaded
+from consumers.providers.download import Downloaded
 from consumers.providers.observation import Output
 from relay.errors import RelayError
 
@@ -205,10 +205,16 @@ async def tries(connection: _Connection, delivery: Delivery) -> tuple[int, timed
     return int(count), since or timedelta()
 
 
-async def live_claims(connection: _Connection, tokens: Iterable[UUID]) -> set[UUID]:
-    """Those of `tokens` under which somebody may still be at work."""
-    cursor = await connection.execute(_SQL["live_claims"], {"tokens": list(tokens)})
-    return {token for (token,) in await cursor.fetchall()}
+async def phases(connection: _Connection, operation_ids: Iterable[UUID]) -> dict[UUID, str]:
+    """Of each that is a delivery, or has one: the delivery's phase. The others are left out."""
+    cursor = await connection.execute(_SQL["phases"], {"operation_ids": list(operation_ids)})
+    return {operation_id: str(phase) for operation_id, phase in await cursor.fetchall()}
+
+
+async def require(connection: _Connection, held: Held) -> None:
+    """Raises ClaimLost unless the claim still stands."""
+    async with connection.transaction():
+        await _require(connection, held)
 
 
 def _about(delivery: Delivery) -> dict[str, Any]:

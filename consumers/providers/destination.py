@@ -1,9 +1,11 @@
-"""Where a download may go, and the ways in which one ends badly. Pure: it never resolves a name; the client
-hands the addresses in.
+"""Where a download may go, and the ways in which one ends badly. Pure: it never resolves a name; who
+downloads hands the addresses in.
 """
 
 import ipaddress
+import ssl
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
@@ -16,6 +18,16 @@ _ALLOW: Final = (
 )
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 """RFC 6052: an IPv4 address in its last 32 bits, reached through a translator."""
+_GLOBAL_UNICAST: Final = ipaddress.ip_network("2000::/3")
+"""All that IANA has given out of IPv6 (RFC 4291, 2.4). Python calls some of the rest global: ::7f00:1."""
+_NOT_PUBLIC: Final = tuple(
+    map(
+        ipaddress.ip_network,
+        # Special-purpose blocks that some releases of Python call global: 6to4 relays (RFC 7526), IETF
+        # protocol assignments, documentation (RFC 9637).
+        ("192.88.99.0/24", "192.0.0.0/24", "2001::/23", "3fff::/20"),
+    )
+)
 
 
 class DownloadError(RelayError):
@@ -34,6 +46,10 @@ class OutputCut(DownloadError):
     retriable = True
 
 
+class OutputUnconnected(OutputCut):
+    """No connection came about: another address of the host may answer."""
+
+
 class OutputForbidden(DownloadError):
     """The URL, or one that it redirects to, is not https or leads to an address that is not public."""
 
@@ -44,6 +60,22 @@ class OutputTooLarge(DownloadError):
 
 class OutputRefused(DownloadError):
     """Any other answer that is not the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Where one download may go, and how much it may take. Times in seconds. `allowed` are origins that need
+    be neither https nor public; `own_headers` go to `own_origin` and to no other."""
+
+    allowed: frozenset[str] = frozenset()
+    own_origin: str | None = None
+    own_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    limit_bytes: int
+    deadline_s: float
+    redirects: int
+    connect_s: float
+    tls: ssl.SSLContext | None = None
+    """Whom to trust; None: public authorities, or those of SSL_CERT_FILE."""
 
 
 def origin(url: str) -> str:
@@ -93,11 +125,13 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(parsed, ipaddress.IPv6Address):
-        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo[1] if parsed.teredo else None)
+        inner = parsed.ipv4_mapped or parsed.sixtofour
         if parsed in _NAT64:
             inner = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-        if parsed.is_site_local:
+        if parsed not in _GLOBAL_UNICAST:
             return False
+    if any(parsed in block for block in _NOT_PUBLIC if block.version == parsed.version):
+        return False
     return parsed.is_global and not parsed.is_multicast

@@ -1,6 +1,7 @@
 """Delivery against the real simulator and a real folder: whole files under their final names, or none."""
 
 import asyncio
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -15,10 +16,10 @@ from consumers.collect import Collect
 from consumers.deliver import SWEEP_AFTER_S, Deliver, Work
 from consumers.operations import deliveries
 from consumers.operations.deliveries import ClaimLost
-from consumers.providers.client import Downloaded
+from consumers.providers.download import Downloaded
 from consumers.providers.simulator_world import Fault
 from consumers.runtime import Context
-from consumers.storage import INCOMING
+from consumers.storage.local import INCOMING
 from fix_postgres import Database
 from fix_scene import Scene
 from relay import failpoints
@@ -329,37 +330,35 @@ async def test_whoever_lost_the_lease_records_nothing(scene: Scene) -> None:
             with pytest.raises(ClaimLost):
                 await deliveries.record_part(connection, work.held, parts[0], key="k", downloaded=late)
             with pytest.raises(ClaimLost):
+                await deliveries.require(connection, work.held)
+            with pytest.raises(ClaimLost):
                 await deliveries.stored(connection, work.held)
     assert scene.all("select stored_at from relay.output order by ordinal") == recorded
 
 
-async def test_what_a_killed_process_left_is_swept_and_a_live_claims_is_not(scene: Scene) -> None:
-    _, delivery = await succeeded(scene)
+async def test_what_nobody_will_go_on_with_is_swept_and_the_rest_is_not(scene: Scene) -> None:
+    _, unfinished = await succeeded(scene)
+    _, done = await succeeded(scene)
+    assert await deliver(scene, done) == "stored"
+    folder = scene.outputs / INCOMING
+    folder.mkdir(parents=True, exist_ok=True)
+    unknown, stored, of_use, young, locked = (
+        folder / f"{uuid4()}-0",
+        folder / f"{done}-0",
+        folder / f"{unfinished}-0",
+        folder / f"{uuid4()}-1",
+        folder / f"{uuid4()}-2",
+    )
+    for path in (unknown, stored, of_use, young, locked):
+        path.write_bytes(b"half")
+    for path in (unknown, stored, of_use, locked):
+        long_ago = path.stat().st_mtime - SWEEP_AFTER_S - 1
+        os.utime(path, (long_ago, long_ago))
     async with scene.context() as ctx:
-        work = await _claimed(scene, delivery, ctx)
-        folder = scene.outputs / INCOMING
-        folder.mkdir(parents=True, exist_ok=True)
-        dead, staging, alive, young = (
-            folder / f"{uuid4()}-0",
-            folder / f"{uuid4()}-0#1",
-            folder / f"{work}-0",
-            folder / f"{uuid4()}-1",
-        )
-        for path in (dead, staging, alive, young):
-            path.write_bytes(b"half")
-        for path in (dead, staging, alive):
-            long_ago = path.stat().st_mtime - SWEEP_AFTER_S - 1
-            os.utime(path, (long_ago, long_ago))
-        await Deliver().open(ctx)
-    assert {path.name for path in folder.iterdir()} == {alive.name, young.name}
-
-
-async def _claimed(scene: Scene, delivery: UUID, ctx: Context) -> UUID:
-    consumer = Deliver()
-    await consumer.open(ctx)
-    work = await consumer._claim(scene.last(delivery, DELIVERY), ctx)
-    assert work is not None
-    return work.held.token
+        with locked.open("rb") as at_work:
+            fcntl.flock(at_work, fcntl.LOCK_EX)
+            await Deliver().open(ctx)
+    assert {path.name for path in folder.iterdir()} == {of_use.name, young.name, locked.name}
 
 
 async def test_a_process_without_the_credential_claims_nothing(scene: Scene) -> None:
@@ -377,7 +376,7 @@ async def test_a_full_disk_stores_nothing_and_is_tried_again(
     def full(_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("consumers.storage._sync", full)
+    monkeypatch.setattr("consumers.storage.local.sync", full)
     assert await deliver(scene, delivery) == "prepared"
     assert files(scene) == {}
     monkeypatch.undo()

@@ -3,9 +3,10 @@
 import hashlib
 import ssl
 
+import msgspec
 import pytest
 
-from consumers.providers.client import Downloaded, ProviderClient
+from consumers.providers.client import ProviderClient
 from consumers.providers.destination import (
     DownloadError,
     OutputCut,
@@ -14,6 +15,7 @@ from consumers.providers.destination import (
     OutputRefused,
     OutputTooLarge,
 )
+from consumers.providers.download import Downloaded, InMemory, download
 from consumers.providers.profile import Limits
 from provider_samples import profile
 from wire import CERTIFICATE, Talk, WireServer, listen, refused_port
@@ -24,26 +26,21 @@ SIMULATOR = profile("simulator")
 FILE = bytes(range(256)) * 400
 
 
-class Sink:
-    """What a download gave."""
-
-    def __init__(self) -> None:
-        self.content = b""
-
-    async def __call__(self, chunk: bytes) -> None:
-        self.content += chunk
-
-
 async def fetch(
     url: str,
-    sink: Sink | None = None,
+    target: InMemory | None = None,
     *,
     provider: str | None = None,
     allowed: tuple[str, ...] | None = None,
     limits: Limits | None = None,
 ) -> Downloaded:
-    client = ProviderClient(SIMULATOR, base_url=provider or url.rpartition("/")[0], secret="s3cret-Token")
-    return await client.download(url, sink=sink or Sink(), allowed=allowed, limits=limits)
+    of = msgspec.structs.replace(SIMULATOR, limits=limits or SIMULATOR.limits)
+    if allowed is not None:
+        of = msgspec.structs.replace(
+            of, download=msgspec.structs.replace(of.download, allowed_origins=allowed)
+        )
+    client = ProviderClient(of, base_url=provider or url.rpartition("/")[0], secret="s3cret-Token")
+    return await download(url, target=target or InMemory(), rules=client.download_rules())
 
 
 def serve(talk: Talk) -> None:
@@ -52,10 +49,10 @@ def serve(talk: Talk) -> None:
 
 
 async def test_a_file_arrives_with_its_digest() -> None:
-    sink = Sink()
+    target = InMemory()
     with WireServer(serve) as server:
-        found = await fetch(f"{server.url}/a.png", sink)
-    assert sink.content == FILE
+        found = await fetch(f"{server.url}/a.png", target)
+    assert target.content == FILE
     assert (found.sha256, found.size) == (hashlib.sha256(FILE).hexdigest(), len(FILE))
     assert (found.content_type, found.final_url) == ("image/png", f"{server.url}/a.png")
 
@@ -78,16 +75,16 @@ async def test_a_file_arrives_with_its_digest() -> None:
 async def test_an_answer_that_is_not_the_file_is_a_named_error(
     status: int, error: type[DownloadError]
 ) -> None:
-    sink = Sink()
+    target = InMemory()
 
     def script(talk: Talk) -> None:
         talk.read_request()
         talk.answer(status, b"" if status == 204 else b"<html>")
 
     with WireServer(script) as server, pytest.raises(error) as caught:
-        await fetch(f"{server.url}/a.png", sink)
+        await fetch(f"{server.url}/a.png", target)
     assert caught.value.retriable is (error is OutputCut)
-    assert sink.content == b""
+    assert target.content == b""
 
 
 @pytest.mark.parametrize("how", ["fin", "reset"])
@@ -145,13 +142,12 @@ async def test_a_file_above_the_limit_is_refused_however_it_is_announced() -> No
 
 
 async def test_a_sink_that_fails_is_not_a_failed_download() -> None:
-    async def full(_chunk: bytes) -> None:
-        raise OSError("No space left on device")
+    class Full(InMemory):
+        async def write(self, chunk: bytes) -> None:
+            raise OSError("No space left on device")
 
-    with WireServer(serve) as server:
-        client = ProviderClient(SIMULATOR, base_url=server.url)
-        with pytest.raises(OSError, match="No space"):
-            await client.download(f"{server.url}/a.png", sink=full)
+    with WireServer(serve) as server, pytest.raises(OSError, match="No space"):
+        await fetch(f"{server.url}/a.png", Full())
 
 
 # --- where it may go
@@ -188,21 +184,23 @@ async def test_the_address_that_was_checked_is_the_one_connected_to_under_the_na
         asked.append(host)
         return ["127.0.0.2", "127.0.0.1"]
 
-    monkeypatch.setattr("consumers.providers.client._resolve", resolve)
+    monkeypatch.setattr("consumers.providers.download._resolve", resolve)
     monkeypatch.setattr("consumers.providers.destination.is_public", lambda _address: True)
     with WireServer(serve, tls=True) as server:
         client = ProviderClient(
             SIMULATOR,
             base_url="https://api.example",
+            secret="s3cret-Token",
             tls=ssl.create_default_context(cafile=str(CERTIFICATE)),
         )
         url = f"https://provider.example:{server.port}/a.png"
-        found = await client.download(url, sink=Sink())
+        found = await download(url, target=InMemory(), rules=client.download_rules())
         assert (found.size, found.final_url) == (len(FILE), url)
         assert asked == ["provider.example"]
         assert f"Host: provider.example:{server.port}\r\n".encode() in server.received
+        other = f"https://other.example:{server.port}/a.png"
         with pytest.raises(OutputCut, match="certificate"):
-            await client.download(f"https://other.example:{server.port}/a.png", sink=Sink())
+            await download(other, target=InMemory(), rules=client.download_rules())
 
 
 async def test_plain_http_is_refused_to_a_public_address_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ import pytest
 
 from consumers.providers.client import ProviderClient
 from consumers.providers.destination import OutputCut, OutputExpired
+from consumers.providers.download import InMemory
+from consumers.providers.download import download as download_file
 from consumers.providers.observation import Observation, classify_observation
 from consumers.providers.outcome import Submission, classify_submission
 from consumers.providers.request import render_observe, render_submit
@@ -77,13 +79,10 @@ async def finished(simulator: Simulator, job_id: str) -> Observation:
 
 
 async def download(simulator: Simulator, url: str) -> bytes:
-    chunks: list[bytes] = []
-
-    async def sink(chunk: bytes) -> None:
-        chunks.append(chunk)
-
-    await ProviderClient(SIMULATOR, base_url=simulator.url).download(url, sink=sink)
-    return b"".join(chunks)
+    target = InMemory()
+    rules = ProviderClient(SIMULATOR, base_url=simulator.url).download_rules()
+    await download_file(url, target=target, rules=rules)
+    return bytes(target.content)
 
 
 def truth_over_http(url: str) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from consumers.deliver import differs
 from consumers.operations.deliveries import Part
-from consumers.providers.client import Downloaded
-from consumers.storage import Storage, output_key, segment
+from consumers.providers.download import Downloaded
+from consumers.storage import open_storage
+from consumers.storage.keys import output_key, segment
 from relay.errors import UsageError
 
 
@@ -34,20 +35,22 @@ def test_a_key_is_readable_where_it_can_be() -> None:
     ("url", "said"),
     [
         ("", "RELAY_OUTPUTS_URL is not set"),
-        ("s3://bucket/outputs", "s3://"),
+        ("s3:///outputs", "s3://bucket/prefix"),
+        ("s3://key:secret@bucket/outputs", "s3://bucket/prefix"),
+        ("s3://bucket/outputs?secret=1", "s3://bucket/prefix"),
         ("file://host/outputs", "absolute folder"),
         ("outputs", "absolute folder"),
     ],
 )
 def test_a_storage_that_is_not_there_is_refused_in_one_sentence(url: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Storage.open(url)
+        open_storage(url)
 
 
 def test_a_folder_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="can't be used"):
-        Storage.open((tmp_path / "file" / "outputs").as_uri())
+        open_storage((tmp_path / "file" / "outputs").as_uri())
 
 
 def part(*, size: int | None = None, sha256: str | None = None, content_type: str | None = None) -> Part:

@@ -73,5 +73,8 @@ select %(operation_id)s, %(token)s, 'output_expired',
  where not exists (select 1 from relay.review where operation_id = %(operation_id)s
                     and kind = 'output_expired' and state = 'open')
 
--- name: live_claims
-select claim_token from relay.operation where claim_token = any(%(tokens)s)
+-- name: phases
+select operation_id, phase from relay.operation
+ where operation_id = any(%(operation_ids)s) and parent_operation_id is not null
+union
+select parent_operation_id, phase from relay.operation where parent_operation_id = any(%(operation_ids)s)
