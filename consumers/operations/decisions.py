@@ -160,18 +160,10 @@ def _require_bookable(seen: Whole, decision: Decision) -> None:
     if decision.cost is None:
         raise Refused("What the job cost is missing.", remedy="Say --cost AMOUNT.")
     attempt = judged(seen, decision)
-    booked = {one.attempt_id: one for one in seen.reservations}
-    if attempt is None or attempt.attempt_id not in booked:
+    if attempt is None or attempt.attempt_id not in {one.attempt_id for one in seen.reservations}:
         raise Refused(
             "No request of this operation can have cost anything: nothing was ever reserved for one.",
             meaning="Nothing was changed.",
-        )
-    settled = booked[attempt.attempt_id].settled_amount
-    if settled is not None and settled != decision.cost:
-        raise Refused(
-            f"Attempt {attempt.attempt_id} is settled already, at {settled.normalize():f}.",
-            meaning="Nothing was changed.",
-            remedy=f"If that is right, settle it at {settled.normalize():f}: that only answers the question.",
         )
 
 

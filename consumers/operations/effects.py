@@ -211,15 +211,20 @@ class Effect:
                     "release_attempt", attempt_id=attempt.attempt_id, review_id=decision.review_id
                 )
         elif decision.resolution is Resolution.SETTLE and self.attempt is not None:
-            # What was settled at this very cost already is only confirmed.
-            await self._run(
-                "settle", attempt_id=self.attempt.attempt_id, cost=decision.cost, reason=decision.reason
-            )
+            await self._book(self.attempt.attempt_id)
         disputed = Decimal(0)
         for attempt_id, amount in self._unproven().items():
             await self._run("dispute", attempt_id=attempt_id, reason=f"review: {decision.resolution}")
             disputed += amount
         return disputed
+
+    async def _book(self, attempt_id: UUID) -> None:
+        """What was settled is corrected; what was settled at this very cost is only confirmed."""
+        decision = self.decision
+        (booked,) = [one for one in self.seen.reservations if one.attempt_id == attempt_id]
+        if booked.settled_amount != decision.cost:
+            query = "settle" if booked.settled_amount is None else "correct"
+            await self._run(query, attempt_id=attempt_id, cost=decision.cost, reason=decision.reason)
 
     def _unproven(self) -> dict[UUID, Decimal]:
         """The reservations whose attempts may have been charged for, and that the decision leaves unpaid."""

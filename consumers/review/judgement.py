@@ -175,7 +175,7 @@ def _choices(review: Review, seen: Whole) -> Iterator[Choice]:
                 reason="",
                 actor="",
                 job_id=job_id or "ID",
-                cost=_settled(seen),
+                cost=Decimal(0),
             )
             refused_now = None
             try:
@@ -202,13 +202,6 @@ def _named(resolution: Resolution, review: Review, seen: Whole) -> list[str | No
     if resolution is Resolution.ACCEPTED:
         return [*ids_seen(review, seen)] or [None]
     return [None]
-
-
-def _settled(seen: Whole) -> Decimal:
-    """A cost that is possible if any is: what was settled can only be settled at that."""
-    return next(
-        (one.settled_amount for one in seen.reservations if one.settled_amount is not None), Decimal(0)
-    )
 
 
 def _fits(resolution: Resolution, seen: Whole) -> bool:

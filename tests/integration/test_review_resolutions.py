@@ -309,7 +309,7 @@ async def test_the_database_releases_no_request_that_may_still_arrive(stage: Sta
 # Costs ----------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_settled_is_settled_again_only_at_the_same_cost(
+async def test_a_cost_that_was_settled_wrongly_is_corrected_and_a_right_one_confirmed(
     committing_stage: Stage, operator: Operator
 ) -> None:
     stage = committing_stage
@@ -317,15 +317,25 @@ async def test_what_is_settled_is_settled_again_only_at_the_same_cost(
     attempt = stage.accepted(operation)
     with stage.acting(WORKER):
         stage.connection.execute("select relay.settle(%s, 4, 'job succeeded')", [attempt])
-    review = stage.raise_review(operation, "contradiction")
-    with pytest.raises(Refused, match=f"Attempt {attempt} is settled already, at 4"):
-        await reviews.resolve(operator, decision(review, Resolution.SETTLE, cost=Decimal(3)))
-    await reviews.resolve(operator, decision(review, Resolution.SETTLE, cost=Decimal("4.0")))
-    assert stage.one("select open_reviews from relay.operation where operation_id = %s", operation) == 0
-    entries = stage.one(
-        "select count(*) from relay.ledger where attempt_id = %s and entry = 'settle'", attempt
-    )
-    assert entries == 1
+
+    def booked() -> list[tuple[str, Decimal]]:
+        return stage.connection.execute(
+            "select entry, amount from relay.ledger where attempt_id = %s order by entry_id", [attempt]
+        ).fetchall()
+
+    before = booked()
+    same = stage.raise_review(operation, "contradiction")
+    await reviews.resolve(operator, decision(same, Resolution.SETTLE, cost=Decimal("4.0")))
+    assert booked() == before
+    other = stage.raise_review(operation, "contradiction")
+    await reviews.resolve(operator, decision(other, Resolution.SETTLE, cost=Decimal("2.5")))
+    assert booked() == [*before, ("correct", Decimal("-1.5"))]
+    state = stage.connection.execute(
+        "select r.state, r.settled_amount, o.open_reviews from relay.reservation r"
+        " join relay.operation o using (operation_id) where r.attempt_id = %s",
+        [attempt],
+    ).fetchone()
+    assert state == ("settled", Decimal("2.5"), 0)
 
 
 async def test_what_never_reserved_anything_can_cost_nothing(

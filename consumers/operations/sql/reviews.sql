@@ -93,6 +93,9 @@ select relay.dispute(%(attempt_id)s, %(reason)s)
 -- name: settle
 select relay.settle(%(attempt_id)s, %(cost)s, %(reason)s)
 
+-- name: correct
+select relay.correct(%(attempt_id)s, %(cost)s, %(reason)s)
+
 -- name: move
 update relay.operation
    set phase = %(to_phase)s, phase_reason = %(phase_reason)s, job_id = coalesce(%(job_id)s, job_id),
