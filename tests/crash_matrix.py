@@ -11,12 +11,8 @@ from consumers.providers.simulator_world import Fault
 from consumers.providers.spool import read_entry
 from fix_system import OWNER, System
 from relay import failpoints
+from replay import CONSUMERS
 
-CONSUMERS: Final = {
-    "dispatch": "generation.requested",
-    "collect": "collection.requested",
-    "deliver": "delivery.requested",
-}
 PARTS: Final = (*CONSUMERS, "schedule", "review")
 LONGER_THAN_ANY_LEASE: Final = "20 minutes"
 SERVER_ACCEPTED: Final = f"{failpoints.DISPATCH_BODY_SENT} (the server accepted)"
@@ -61,7 +57,7 @@ class CrashMatrix:
     def start(self) -> None:
         self.system.start("run", "schedule")
         for name in CONSUMERS:
-            self._start(name)
+            self.start_one(name)
 
     def run(self, part: str) -> Iterator[Row]:
         """Each case of `part`."""
@@ -81,18 +77,18 @@ class CrashMatrix:
         if name != "dispatch":
             system.wait_for_phase(operation, {"collect": "accepted", "deliver": "succeeded"}[name])
         if failpoint == SERVER_ACCEPTED:
-            self._start(name, f"{failpoints.DISPATCH_BODY_SENT}=stop")
+            self.start_one(name, f"{failpoints.DISPATCH_BODY_SENT}=stop")
             system.wait_until(lambda: bool(system.jobs(operation)), "the provider made the job")
             system.kill(name)
         else:
-            self._start(name, f"{failpoint}=kill")
+            self.start_one(name, f"{failpoint}=kill")
             system.wait_for_kill(name, failpoint)
         if self._unknown(operation):
             self._sent_unknown.add(operation)
         posts = system.posts(operation)
         assert posts <= 1, f"{failpoint}: {posts} POSTs before the crash"
         self._leases_run_out()
-        self._start(name)
+        self.start_one(name)
         return operation
 
     def _schedule(self, failpoint: str) -> list[UUID]:
@@ -105,9 +101,9 @@ class CrashMatrix:
         system.wait_for_phase(held, "held")
         system.kill("dispatch")
         claimed = self._approve(failpoint)
-        self._start("dispatch", f"{failpoints.DISPATCH_CLAIMED}=kill")
+        self.start_one("dispatch", f"{failpoints.DISPATCH_CLAIMED}=kill")
         system.wait_for_kill("dispatch", failpoints.DISPATCH_CLAIMED)
-        self._start("dispatch")
+        self.start_one("dispatch")
         system.allow("5", poor)
         self._leases_run_out()
         system.start("schedule", failpoints=f"{failpoint}=kill")
@@ -220,55 +216,9 @@ class CrashMatrix:
             if set(money) - {"settled", "released"} or "settled" not in money:
                 yield f"done, and its money is {money}"
 
-    def replay(self) -> list[str]:
-        """Hand every event to a new group from offset 0. Returns what changed; nothing may."""
-        system = self.system
-        system.wait_published()
-        system.stop(*CONSUMERS)
-        before = self._state()
-        for name in CONSUMERS:
-            system.forget_offsets(name)
-        since = system.one("select relay.now()")
-        for name in CONSUMERS:
-            self._start(name)
-        system.wait_until(
-            lambda: all(self._seen_again(name, topic, since) for name, topic in CONSUMERS.items()),
-            "each consumer has seen every event again",
-        )
-        after = self._state()
-        changed = [what for what in before if before[what] != after[what]]
-        return [f"{what}: {before[what]} became {after[what]}" for what in changed]
-
-    def _seen_again(self, name: str, topic: str, since: object) -> bool:
-        left = self.system.one(
-            """
-            select count(*) from relay.outbox o where o.event_type = %s and not exists (
-                select from relay.event_delivery d
-                 where d.event_id = o.event_id and d.group_id = %s and d.last_seen_at >= %s
-                   and d.last_outcome <> 'retrying')
-            """,
-            topic,
-            f"{self.system.prefix}.{name}",
-            since,
-        )
-        return bool(left == 0)
-
-    def _state(self) -> dict[str, object]:
-        truth = self.system.truth()
-        rows = self.system.owner.execute(
-            "select operation_id::text, phase, version, open_reviews, dispatch_no from relay.operation"
-        ).fetchall()
-        state: dict[str, object] = {identity: tuple(rest) for identity, *rest in rows}
-        state["POSTs"] = len(truth["posts"])
-        state["jobs"] = len(truth["jobs"])
-        state["downloads"] = len(truth["downloads"])
-        state["ledger"] = self.system.one("select count(*) from relay.ledger")
-        state["files"] = sorted(str(path) for path in self.system.outputs.rglob("*") if path.is_file())
-        return state
-
     # ---------------------------------------------------------------------------------------------------
 
-    def _start(self, name: str, failpoints: str = "") -> None:
+    def start_one(self, name: str, failpoints: str = "") -> None:
         # A static member: the next process has the partitions at once, without waiting for a session's end.
         self.system.start(name, failpoints=failpoints, RELAY_KAFKA_GROUP_INSTANCE_ID=name)
 

@@ -40,6 +40,14 @@ _LOGINS: Final = {
     "deliver": "relay_worker",
     "schedule": "relay_worker",
 }
+_LOOK_AGAIN: Final = frozenset(
+    {
+        KafkaError.NON_EMPTY_GROUP,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
 
 
 def _armed(failpoints: str) -> dict[str, str]:
@@ -102,11 +110,12 @@ class System:
         self.owner.execute("update public.moved set by_interval = by_interval + %s::interval", [by])
 
     def start(self, *names: str, failpoints: str = "", **extra: str) -> None:
-        """Start (again) the named processes; all but the simulator when none is named. `extra` are more
-        variables."""
+        """Start (again) the named processes; all but the simulator when none is named. A second one of a kind
+        is `dispatch-2`. `extra` are more variables."""
         for name in names or tuple(_LOGINS):
-            environment = self.environment(_LOGINS[name]) | _armed(failpoints) | extra
-            args = [name] if name in {"run", "schedule"} else ["consume", name]
+            kind = name.partition("-")[0]
+            environment = self.environment(_LOGINS[kind]) | _armed(failpoints) | extra
+            args = [kind] if kind in {"run", "schedule"} else ["consume", kind]
             self.processes[name] = self._run_process(args, environment)
 
     def stop(self, *names: str) -> None:
@@ -133,8 +142,8 @@ class System:
             try:
                 admin.delete_consumer_groups([group])[group].result()
             except KafkaException as error:
-                # The coordinator may take a moment to see that the last member left.
-                if error.args[0].code() == KafkaError.NON_EMPTY_GROUP:
+                # The coordinator may take a moment to see that the last member left, or to be there at all.
+                if error.args[0].code() in _LOOK_AGAIN:
                     return False
                 raise
             return True
@@ -170,7 +179,7 @@ class System:
         """Wait for `look`; on failure tell what every process said last, and where every operation is."""
 
         def seen() -> bool:
-            self._all_alive()
+            self._look_after_processes()
             return look()
 
         try:
@@ -230,7 +239,8 @@ class System:
 
         self.wait_until(there, f"seq {last} is in Kafka")
 
-    def _all_alive(self) -> None:
+    def _look_after_processes(self) -> None:
+        """None may have ended by itself."""
         for name, process in self.processes.items():
             assert process.running, f"{name} ended:\n{process.output()}"
 

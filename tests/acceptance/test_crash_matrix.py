@@ -7,6 +7,7 @@ from crash_matrix import PARTS, CrashMatrix, Row, cases
 from fix_system import System
 from fix_versions import measured
 from relay import failpoints
+from replay import CONSUMERS, replay
 
 ELSEWHERE = {
     "relay": "tests/acceptance/test_relay_restart_loop.py",
@@ -31,7 +32,9 @@ def test_a_kill_at_any_boundary_costs_no_second_post_and_no_id(
 
     assert {row.failpoint for row in rows} == set(cases(part))
     assert not [row for row in rows if row.wrong]
-    assert matrix.replay() == []
+    system.wait_published()
+    system.stop(*CONSUMERS)
+    assert replay(system, matrix.start_one) == []
     assert system.audit() == []
     system.wait_published()
     broken = [verdict for verdict in check_all(system.snapshot()) if not verdict.holds]
