@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-quick guards lock clean
+.PHONY: help demo test lint format bench bench-quick chaos guards lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,11 @@ bench: $(DEV) ## Measure drain rate and latency on a real Kafka, beside pg_recvl
 
 bench-quick: $(DEV) ## The same in about a minute: a first figure
 	@$(BIN)/python -m bench --quick $(ARGS)
+
+# How long `make chaos` breaks things; CHAOS_SEED=N repeats the decisions of a run.
+MINUTES ?= 5
+chaos: $(DEV) ## Break the whole system at random for MINUTES, then print every invariant with its figure
+	@CHAOS_MINUTES=$(MINUTES) $(BIN)/python -m pytest tests/acceptance/test_chaos.py $(ARGS)
 
 guards: $(DEV) ## Remove each guard in turn and see a test fail
 	@$(BIN)/python tests/guards.py $(ARGS)

@@ -143,9 +143,11 @@ class System:
                 admin.delete_consumer_groups([group])[group].result()
             except KafkaException as error:
                 # The coordinator may take a moment to see that the last member left, or to be there at all.
-                if error.args[0].code() in _LOOK_AGAIN:
+                code = error.args[0].code()
+                if code in _LOOK_AGAIN:
                     return False
-                raise
+                if code != KafkaError.GROUP_ID_NOT_FOUND:
+                    raise
             return True
 
         eventually(deleted, f"the group {group} is deleted")
@@ -179,7 +181,7 @@ class System:
         """Wait for `look`; on failure tell what every process said last, and where every operation is."""
 
         def seen() -> bool:
-            self._look_after_processes()
+            self.look_after_processes()
             return look()
 
         try:
@@ -239,7 +241,7 @@ class System:
 
         self.wait_until(there, f"seq {last} is in Kafka")
 
-    def _look_after_processes(self) -> None:
+    def look_after_processes(self) -> None:
         """None may have ended by itself."""
         for name, process in self.processes.items():
             assert process.running, f"{name} ended:\n{process.output()}"
