@@ -40,6 +40,7 @@ class Dispatch(Consumer):
     def __init__(self) -> None:
         self._worker = f"dispatch@{socket.gethostname()}:{os.getpid()}"
         self._in_flight: set[str] = set()
+        self._unwritten: set[UUID] = set()
         self._unseen = Unseen()
         self._opened: Spool | None = None
         self._leftovers = True
@@ -64,6 +65,7 @@ class Dispatch(Consumer):
         return self._opened
 
     async def handle(self, event: Event, ctx: Context) -> None:
+        self._require_written()
         await self._apply_leftovers(ctx)
         await self._require_configured(event, ctx)
         failpoints.hit(failpoints.DISPATCH_BEFORE_CLAIM)
@@ -245,6 +247,7 @@ class Dispatch(Consumer):
                         actor=self._worker,
                     )
             except psycopg.OperationalError as error:
+                self._unwritten.add(attempt_id)
                 ctx.log.warning("the answer is not written yet: the database is away", error=str(error))
                 if ctx.stopping.is_set():
                     raise Unavailable(
@@ -262,6 +265,7 @@ class Dispatch(Consumer):
                     meaning="It is kept in the spool, nothing is sent again, and nothing new is claimed.",
                     remedy=f"`relay ops show {operation_id}` shows how the operation is now.",
                 ) from error
+            self._unwritten.discard(attempt_id)
             if applied is Applied.NO_ATTEMPT:
                 raise self._unknown_attempt(attempt_id)
             about = {"operation_id": str(operation_id), "reason": outcome.reason, "result": str(applied)}
@@ -270,6 +274,15 @@ class Dispatch(Consumer):
             else:
                 ctx.log.info("answer applied", verdict=outcome.verdict, **about)
             return
+
+    def _require_written(self) -> None:
+        """While an answer can't be written, nothing more is sent whose answer couldn't be either."""
+        if self._unwritten:
+            raise Unavailable(
+                f"The answer of attempt {min(self._unwritten)} is not written yet.",
+                meaning="It is in the spool and is being written; until then this worker claims nothing.",
+                remedy="See that the database can be reached.",
+            )
 
     async def _apply_leftovers(self, ctx: Context) -> None:
         """Apply what the spool has and nobody is at work on. While any of it can't be, nothing is claimed."""

@@ -234,7 +234,7 @@ async def _why_not(
     row = await _one(connection, _SQL["look"], {"operation_id": operation_id})
     if row is None:
         raise OperationMissing(f"There is no operation {operation_id} (yet).")
-    phase, current, version = row
+    phase, current, version, in_question = row
     if version < event_version:
         raise OperationMissing(
             f"The operation {operation_id} is at version {version}, and not (yet) at the event's "
@@ -242,6 +242,10 @@ async def _why_not(
         )
     if current != dispatch_no:
         return NotClaimed(f"the event is of dispatch {dispatch_no}, the operation at {current}")
+    if phase == "prepared" and in_question:
+        return NotClaimed(
+            "a review asks about an earlier request of it; it is dispatched once that is answered"
+        )
     return NotClaimed(f"it is {phase}" if phase != "prepared" else "it may not be claimed yet")
 
 

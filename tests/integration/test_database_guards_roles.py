@@ -18,7 +18,7 @@ MAY_CALL: Final = {
     "relay_replicator": {"now", "context"},
     "relay_worker": {
         "now", "context", "emit", "reserve", "reserve_or_why", "settle", "prepare_delivery", "dispatch_gate",
-        "specification_hash", "hashed_field",
+        "specification_hash", "hashed_field", "earlier_request_is_in_question",
     },
     "relay_operator": {
         "now", "context", "emit", "settle", "dispute", "set_allowance", "dispatch_gate", "specification_hash",

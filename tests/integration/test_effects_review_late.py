@@ -141,10 +141,10 @@ async def test_two_requests_answered_with_one_job_leave_no_money_unasked_for(
     """A provider that deduplicates: whether both were charged is not for us to guess."""
     operation = dispatching.prepared()
     first = await dispatching.resubmitted(operation)
+    second = await dispatching.begun(operation)
     if not first_is_late:
         await dispatching.answered(first, operation, "unknown", candidates=("job-1",))
-    second = await dispatching.begun(operation)
-    if first_is_late:
+    else:
         await dispatching.answered(first, operation, "accepted", job_id="job-1")
     await dispatching.answered(second, operation, "accepted", job_id="job-1")
     assert dispatching.row(operation, "phase, job_id") == ("accepted", "job-1")
@@ -227,6 +227,6 @@ async def test_what_a_question_is_about_is_what_its_cost_is_booked_on(dispatchin
     second = await dispatching.begun(operation)
     await dispatching.answered(second, operation, "accepted", job_id="job-2")
     await dispatching.answered(first, operation, "accepted", job_id="job-1")
-    assert _questions(dispatching, operation) == [("contradiction", first)]
+    assert _questions(dispatching, operation) == [("second_id", first)]
     await dispatching.decided(operation, Resolution.SETTLE, cost=Decimal(3))
     assert _outcomes(dispatching, operation) == [("refused", "settled"), ("accepted", "reserved")]

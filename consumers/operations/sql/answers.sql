@@ -1,10 +1,37 @@
--- name: lock_operation
-select phase, dispatch_no, claim_token, job_id, is_final, provider, account, max_cost
-  from relay.operation where operation_id = %(operation_id)s for update
+-- name: durable
+-- The spool forgets what was committed: a weaker setting of the server's must not forget it too.
+select set_config('synchronous_commit',
+         case when current_setting('synchronous_commit') in ('on', 'remote_apply')
+              then current_setting('synchronous_commit') else 'on' end, true)
+
+-- name: lock_operations
+-- Everybody whom one of the ids concerns, in one order: two answers never wait for each other.
+select operation_id from relay.operation
+ where operation_id = %(operation_id)s
+    or operation_id in (
+         select j.operation_id from relay.remote_job j
+           join relay.operation own on own.operation_id = %(operation_id)s
+                and j.provider_account = own.provider || '/' || own.account
+          where j.job_id = %(job_id)s
+             or (j.job_id = any(%(candidates)s) and j.role in ('primary', 'duplicate')))
+ order by operation_id for update
+
+-- name: operation
+select phase, dispatch_no, claim_token, job_id, is_final, provider, account
+  from relay.operation where operation_id = %(operation_id)s
 
 -- name: lock_attempt
-select outcome, dispatch_no from relay.attempt
+select outcome from relay.attempt
  where attempt_id = %(attempt_id)s and operation_id = %(operation_id)s for update
+
+-- name: repeated
+-- An answer without evidence is nobody's.
+select 1 from relay.attempt a
+ where a.attempt_id = %(attempt_id)s and a.outcome <> 'open' and a.evidence <> '{}' and a.evidence = %(evidence)s
+   and not exists (select 1 from unnest(%(ids)s::text[]) as named (job_id)
+                    where not exists (select 1 from relay.remote_job j
+                                       where j.operation_id = a.operation_id and j.job_id = named.job_id
+                                         and j.provider_account = %(provider_account)s))
 
 -- name: record_unsent
 insert into relay.attempt (attempt_id, operation_id, action, dispatch_no, worker, finished_at, outcome,
@@ -18,16 +45,30 @@ update relay.attempt
        evidence = %(evidence)s, finished_at = coalesce(finished_at, relay.now())
  where attempt_id = %(attempt_id)s
 
+-- name: keep_evidence
+update relay.attempt set http_status = %(status)s, evidence = %(evidence)s
+ where attempt_id = %(attempt_id)s and evidence = '{}'
+
 -- name: add_job
 insert into relay.remote_job (provider_account, job_id, operation_id, attempt_id, role)
 values (%(provider_account)s, %(job_id)s, %(operation_id)s, %(attempt_id)s, %(role)s)
 on conflict do nothing
 
 -- name: job_holders
--- Whoever has this id as its own; locked, so that two operations can't both take it.
-select operation_id, role from relay.remote_job
- where provider_account = %(provider_account)s and job_id = %(job_id)s
-   and (role = 'primary' or operation_id = %(operation_id)s)
+select operation_id, role, attempt_id from relay.remote_job
+ where provider_account = %(provider_account)s and job_id = %(job_id)s order by operation_id
+
+-- name: jobs
+select job_id from relay.remote_job where operation_id = %(operation_id)s order by first_seen_at, job_id
+
+-- name: told_by_this
+select job_id from relay.remote_job where operation_id = %(operation_id)s and attempt_id = %(attempt_id)s
+
+-- name: candidate_questions
+-- What was seen of other requests, and waits for a person.
+select attempt_id, evidence from relay.review
+ where operation_id = %(operation_id)s and kind = 'candidate_id' and state = 'open'
+   and attempt_id is distinct from %(attempt_id)s
 
 -- name: first_told
 -- Whose answer named the job first: its reservation pays for it.
@@ -40,8 +81,8 @@ select attempt_id, outcome from relay.attempt
  where operation_id = %(operation_id)s and action = 'submit' and attempt_id <> %(attempt_id)s
    and outcome in ('open', 'unknown', 'accepted') and released_by_review is null
 
--- name: promote_job
-update relay.remote_job set role = 'primary'
+-- name: give_role
+update relay.remote_job set role = %(role)s
  where provider_account = %(provider_account)s and job_id = %(job_id)s and operation_id = %(operation_id)s
 
 -- name: accept
@@ -68,6 +109,12 @@ update relay.operation
 update relay.operation set phase = 'rejected', phase_reason = %(reason)s
  where operation_id = %(operation_id)s and phase = 'uncertain'
 
+-- name: add_to_review
+-- New evidence raises the revision, and evidence that is there already doesn't.
+update relay.review set evidence = evidence || %(evidence)s
+ where operation_id = %(operation_id)s and attempt_id is not distinct from %(attempt_id)s
+   and kind = %(kind)s and state = 'open' and evidence is distinct from evidence || %(evidence)s
+
 -- name: open_review
 -- One question for each request: its answer says what that request cost.
 insert into relay.review (operation_id, attempt_id, kind, deadline, evidence)
@@ -84,7 +131,10 @@ update relay.review set evidence = evidence || jsonb_build_object('answered', %(
 
 -- name: open_incident
 insert into relay.incident (operation_id, attempt_id, boundary, what, evidence)
-values (%(operation_id)s, %(attempt_id)s, 'id_commit', %(what)s, %(evidence)s)
+select %(operation_id)s, %(attempt_id)s, %(boundary)s, %(what)s, %(evidence)s
+ where not exists (select 1 from relay.incident i
+                    where i.operation_id = %(operation_id)s and i.attempt_id = %(attempt_id)s
+                      and i.what = %(what)s and i.evidence = %(evidence)s)
 
 -- name: unsent_in_a_row
 -- Since something was sent, or a person let it go on.

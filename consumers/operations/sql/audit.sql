@@ -301,7 +301,8 @@ select null::uuid, format('the guard %%s of relay.%%s is not enabled always', t.
 select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, wanted.guard)
   from (values ('operation', 'b_guard'), ('operation', 'c_journal'), ('operation', 'd_waker'),
                ('operation', 'a_forbidden'), ('attempt', 'b_guard'), ('attempt', 'c_money'),
-               ('attempt', 'a_forbidden'), ('attempt', 'b_release'), ('review', 'b_guard'), ('review', 'c_count'),
+               ('attempt', 'a_forbidden'), ('attempt', 'b_release'), ('attempt', 'b_next_request'),
+               ('attempt', 'd_late_refusal'), ('operation', 'b_own_refusal'), ('review', 'b_guard'), ('review', 'c_count'),
                ('review', 'b_resolution'), ('incident_decision', 'b_guard'), ('incident_decision', 'a_forbidden'),
                ('review', 'a_forbidden'), ('remote_job', 'b_guard'), ('remote_job', 'a_forbidden'),
                ('journal', 'a_forbidden'), ('ledger', 'a_forbidden'), ('outbox', 'a_forbidden'),

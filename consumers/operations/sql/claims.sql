@@ -12,11 +12,13 @@ update relay.operation
  where operation_id = %(operation_id)s and phase = 'prepared'
    and dispatch_no = %(dispatch_no)s
    and (not_before is null or not_before <= relay.now())
+   and not relay.earlier_request_is_in_question(operation_id)
 returning operation_id, claim_token as token, dispatch_no, kind, owner_id, provider, account, profile_digest,
           specification_hash, payload, payload_version, max_cost, cost_unit, cancel_requested
 
 -- name: look
-select phase, dispatch_no, version from relay.operation where operation_id = %(operation_id)s
+select phase, dispatch_no, version, relay.earlier_request_is_in_question(operation_id)
+  from relay.operation where operation_id = %(operation_id)s
 
 -- name: paused
 select paused_reason from relay.provider_account
@@ -59,6 +61,7 @@ update relay.operation o
  where o.operation_id = %(operation_id)s and o.phase = 'claimed' and o.claim_token = %(token)s
    and o.lease_expires_at > relay.now() and not o.cancel_requested
    and relay.dispatch_gate() is null
+   and not relay.earlier_request_is_in_question(o.operation_id)
    and not exists (select 1 from relay.provider_account a
                     where a.provider = o.provider and a.account = o.account and a.paused_at is not null)
 returning o.lease_expires_at
