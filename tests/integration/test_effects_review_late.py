@@ -198,12 +198,14 @@ async def test_an_id_of_a_request_that_counted_as_refused_is_kept_and_asked_abou
     assert dispatching.row(operation, "phase") == ("rejected",)
     assert dispatching.all("select job_id, role from relay.remote_job") == [("job-1", "candidate")]
     assert _questions(dispatching, operation) == [("contradiction", attempt)]
+    # Its money had been given back: what the job costs is beyond what anybody reserved.
+    assert _outcomes(dispatching, operation) == [("accepted", "disputed")]
+    assert dispatching.all("select disputed, settled, overrun from relay.allowance") == [(5, 0, True)]
 
     await dispatching.decided(operation, Resolution.ACCEPTED, job_id="job-1")
     assert dispatching.row(operation, "phase, job_id") == ("accepted", "job-1")
-    # Its money was given back: what the job costs is beyond what anybody reserved.
     dispatching.connection.execute("select relay.settle(%s, 3, 'told by a test')", [attempt])
-    assert dispatching.all("select reserved, settled, overrun from relay.allowance") == [(0, 3, True)]
+    assert dispatching.all("select disputed, settled, overrun from relay.allowance") == [(0, 3, False)]
 
 
 async def test_a_candidate_of_an_earlier_request_that_proves_true_is_paid_by_that_request(
