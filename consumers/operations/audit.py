@@ -61,14 +61,23 @@ async def audit(connection: Connection, *, overdue_s: float = OVERDUE_S) -> list
     member of relay_reader, relay_worker or relay_operator. Raises psycopg's errors."""
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read, read only")
-        findings = await _specifications(connection)
-        for block, query in _SQL.items():
-            if block == "specifications":
-                continue
+        return await _specifications(connection) + await findings(connection, overdue_s=overdue_s)
+
+
+async def findings(
+    connection: Connection,
+    breaking: frozenset[Invariant] = frozenset(Invariant),
+    *,
+    overdue_s: float = OVERDUE_S,
+) -> list[Finding]:
+    """What the tables alone say of `breaking`, as the open transaction sees them; not the hashes."""
+    found: list[Finding] = []
+    for block, query in _SQL.items():
+        breaks = _INVARIANTS.get(block.partition("_")[0])
+        if breaks in breaking:
             rows = await (await connection.execute(query, {"overdue_s": overdue_s})).fetchall()
-            breaks = _INVARIANTS[block.partition("_")[0]]
-            findings += [Finding(breaks, operation_id, what) for operation_id, what in rows]
-    return findings
+            found += [Finding(breaks, operation_id, what) for operation_id, what in rows]
+    return found
 
 
 _INVARIANTS: Final = {
@@ -87,7 +96,7 @@ _INVARIANTS: Final = {
 
 
 async def _specifications(connection: Connection) -> list[Finding]:
-    findings: list[Finding] = []
+    found_wrong: list[Finding] = []
     async with connection.cursor("specifications") as cursor:
         cursor.itersize = _ROWS_AT_ONCE
         await cursor.execute(_SQL["specifications"])
@@ -103,5 +112,5 @@ async def _specifications(connection: Connection) -> list[Finding]:
             )
             if found != approved:
                 what = f"its specification hashes to {found}, and {approved} was approved"
-                findings.append(Finding(Invariant.SPECIFICATION, operation_id, what))
-    return findings
+                found_wrong.append(Finding(Invariant.SPECIFICATION, operation_id, what))
+    return found_wrong
