@@ -13,8 +13,9 @@ from uuid import UUID
 import psycopg
 
 from consumers.operations import accounts, reviews
-from consumers.operations.decisions import Decision, Refused, Resolution
+from consumers.operations.decisions import Decision, Refused
 from consumers.operations.refusals import in_words
+from consumers.operations.resolutions import Resolution
 from fix_system import System
 from relay.outbox.intent import Intent, prepare
 
