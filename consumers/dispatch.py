@@ -18,6 +18,7 @@ from consumers.operations.access import require_worker
 from consumers.operations.answers import Applied, apply_submission, attempted
 from consumers.operations.lifecycle import Hold
 from consumers.operations.specification import specification_hash
+from consumers.payloads import PayloadChanged, Payloads, PayloadUnreachable
 from consumers.providers.answer import Answer, from_record, to_record
 from consumers.providers.outcome import Submission, classify_submission
 from consumers.providers.profile import Profile
@@ -48,6 +49,7 @@ class Dispatch(Consumer):
 
     async def open(self, ctx: Context) -> None:
         self._providers = Providers(ctx.settings)
+        self._payloads = Payloads(ctx.settings.payload_sources, lease_s=ctx.settings.claim_lease_s)
         async with ctx.pool.connection() as connection:
             await require_worker(connection)
         # May be called again while the database is away: the spool stays ours.
@@ -137,7 +139,7 @@ class Dispatch(Consumer):
             payload_version=claimed.payload_version,
             max_cost=claimed.max_cost,
             cost_unit=claimed.cost_unit,
-            payload=claimed.payload,
+            payload=claimed.content,
         )
         if found != claimed.specification_hash:
             words = f"the specification hashes to {found}, and {claimed.specification_hash} was approved"
@@ -145,19 +147,32 @@ class Dispatch(Consumer):
             await claims.hold(connection, claimed, Hold.SPECIFICATION, self._worker, words, incident=evidence)
             ctx.log.error("held", reason=words)
             return None
-        failpoints.hit(failpoints.DISPATCH_PAYLOAD_CHECKED)
         try:
             async with connection.transaction():
                 profile = await self._providers.profile(connection, claimed.provider, claimed.profile_digest)
+            payload = await self._payload(claimed)
+            failpoints.hit(failpoints.DISPATCH_PAYLOAD_CHECKED)
             provider = self._providers.provider(profile)
             request = render_submit(
                 profile,
                 provider.base_url,
                 operation_id=str(claimed.operation_id),
-                payload=claimed.payload.encode(),
+                payload=payload,
                 secret=provider.secret,
                 idempotency_key=None,
             )
+        except PayloadUnreachable as error:
+            unsent = Submission(
+                verdict="unsent", reason="payload_unreachable", evidence={"error": str(error)}
+            )
+            await self._apply(claimed.token, claimed.operation_id, unsent, profile, ctx)
+            return None
+        except PayloadChanged as error:
+            await claims.hold(
+                connection, claimed, Hold.SPECIFICATION, self._worker, str(error), incident=error.evidence
+            )
+            ctx.log.error("held", reason=str(error))
+            return None
         except (UsageError, SchemaError) as error:
             await claims.hold(connection, claimed, Hold.CONFIGURATION, self._worker, str(error))
             ctx.log.error("held", reason=str(error))
@@ -170,6 +185,11 @@ class Dispatch(Consumer):
             ctx.log.error("held", reason=words)
             return None
         return provider, request
+
+    async def _payload(self, claimed: claims.Claim) -> bytes:
+        """The approved bytes. Raises PayloadUnreachable, PayloadChanged, and UsageError."""
+        content = claimed.content
+        return content.encode() if isinstance(content, str) else await self._payloads.fetch(content)
 
     # The POST ----------------------------------------------------------------------------------------
 

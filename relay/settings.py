@@ -43,6 +43,16 @@ def _paths(value: object) -> object:
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_paths)]
 
 
+def _listed(value: object) -> object:
+    """``a,b`` or a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+Listed = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+
+
 class ProviderSettings(BaseModel):
     """Where a profile's provider is, and its credential by value or by file."""
 
@@ -125,7 +135,10 @@ class Settings(BaseModel):
     providers: dict[str, ProviderSettings] = Field(
         default_factory=dict, description="RELAY_PROVIDER_<NAME>_URL, …_SECRET, …_SECRET_FILE"
     )
-    outputs_url: str = Field("", description="where files are delivered: file:///…")
+    outputs_url: str = Field("", description="where files are delivered: file:///… or s3://bucket/prefix")
+    payload_sources: Listed = Field(
+        (), description="where payloads may be read from by reference: file:///…, s3://…, https://…"
+    )
     spool: Path = Field(Path("spool"), description="folder of the dispatcher's spool; a volume that survives")
     claim_lease_s: float = Field(60.0, gt=0, description="lease of a claim before anything is sent")
     schedule_every_s: float = Field(1.0, gt=0, description="how often schedule looks for what is due")

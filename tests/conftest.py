@@ -18,6 +18,7 @@ pytest_plugins = (
     "fix_relay",
     "fix_standby",
     "fix_system",
+    "fix_s3",
 )
 
 

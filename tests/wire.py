@@ -13,6 +13,8 @@ from typing import Final, Self
 _WAIT_S: Final = 30.0
 CERTIFICATE: Final = Path(__file__).with_name("tls") / "provider.example.pem"
 """Key and self-signed certificate of provider.example."""
+LOCALHOST: Final = Path(__file__).with_name("tls") / "localhost.pem"
+"""The same of localhost and 127.0.0.1."""
 
 
 class Talk:
@@ -70,14 +72,14 @@ class Talk:
 
 class WireServer:
     """`with WireServer(script) as server:` runs `script` for each connection, which is closed when it
-    returns. With `tls` it is provider.example, and counts what was inside."""
+    returns. With `tls` it is provider.example, or whom that file is of, and counts what was inside."""
 
-    def __init__(self, script: Callable[[Talk], None], *, tls: bool = False) -> None:
+    def __init__(self, script: Callable[[Talk], None], *, tls: bool | Path = False) -> None:
         self._script = script
         self._tls: ssl.SSLContext | None = None
         if tls:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.load_cert_chain(CERTIFICATE)
+            self._tls.load_cert_chain(CERTIFICATE if tls is True else tls)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

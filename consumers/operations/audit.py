@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 
 from consumers.operations.queries import Queries
-from consumers.operations.specification import specification_hash
+from consumers.operations.specification import content_of, specification_hash
 
 _SQL: Final = Queries("audit")
 
@@ -100,7 +100,19 @@ async def _specifications(connection: Connection) -> list[Finding]:
     async with connection.cursor("specifications") as cursor:
         cursor.itersize = _ROWS_AT_ONCE
         await cursor.execute(_SQL["specifications"])
-        async for operation_id, kind, provider, digest, version, max_cost, unit, payload, approved in cursor:
+        async for (
+            operation_id,
+            kind,
+            provider,
+            digest,
+            version,
+            max_cost,
+            unit,
+            payload,
+            sha256,
+            size,
+            approved,
+        ) in cursor:
             found = specification_hash(
                 kind=kind,
                 provider=provider,
@@ -108,7 +120,7 @@ async def _specifications(connection: Connection) -> list[Finding]:
                 payload_version=version,
                 max_cost=max_cost,
                 cost_unit=unit,
-                payload=payload,
+                payload=content_of(payload, None, sha256, size),
             )
             if found != approved:
                 what = f"its specification hashes to {found}, and {approved} was approved"

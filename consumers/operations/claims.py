@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 from consumers.operations.ground import Ground, say
 from consumers.operations.lifecycle import Cause, Hold
 from consumers.operations.queries import Queries
+from consumers.operations.specification import Reference, content_of
 from relay import failpoints
 from relay.errors import RelayError, Unavailable
 
@@ -46,11 +47,19 @@ class Claim:
     account: str
     profile_digest: str
     specification_hash: str
-    payload: str
+    payload: str | None
+    payload_ref: str | None
+    payload_sha256: str | None
+    payload_bytes: int | None
     payload_version: int
     max_cost: Decimal
     cost_unit: str
     cancel_requested: bool
+
+    @property
+    def content(self) -> str | Reference:
+        """The payload's text, or what stands for it."""
+        return content_of(self.payload, self.payload_ref, self.payload_sha256, self.payload_bytes)
 
 
 @dataclass(frozen=True, slots=True)

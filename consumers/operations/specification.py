@@ -1,15 +1,39 @@
 """The specification hash, over the very bytes that were stored. It never parses or writes JSON.
 
-The encoding is that of `relay.specification_hash` in schemas/postgres/0006_interface.sql: fields in a fixed
-order, each with four bytes of length, big-endian, before its UTF-8 bytes; an absent field is ffffffff.
+The encoding is that of `relay.specification_hash` and `relay.reference_hash` in schemas/postgres: fields in a
+fixed order, each with four bytes of length, big-endian, before its UTF-8 bytes; an absent field is ffffffff.
 """
 
 import hashlib
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
 ENCODING: Final = "outbox-relay/specification/1"
 _ABSENT: Final = b"\xff\xff\xff\xff"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A payload that is elsewhere. What was approved is the bytes, so `url` is no part of the hash; it may
+    have a signature in it, so it is not printed."""
+
+    url: str = field(repr=False)
+    sha256: str
+    size: int
+
+
+def content_of(
+    payload: str | None, payload_ref: str | None, sha256: str | None, size: int | None
+) -> str | Reference:
+    """A row's payload, or what stands for it."""
+    if sha256 is None or size is None:
+        return payload or ""
+    return Reference(url=payload_ref or "", sha256=sha256, size=size)
+
+
+def _named(reference: Reference) -> list[str]:
+    return ["payload_ref", reference.sha256, str(reference.size)]
 
 
 def _field(text: str | None) -> bytes:
@@ -33,11 +57,13 @@ def specification_hash(
     payload_version: int,
     max_cost: Decimal,
     cost_unit: str,
-    payload: str,
+    payload: str | Reference,
 ) -> str:
-    """Lowercase hexadecimal SHA-256. `max_cost` is an amount of `cost_unit`, `payload` the stored text."""
+    """Lowercase hexadecimal SHA-256. `max_cost` is an amount of `cost_unit`, `payload` the stored text, or
+    what stands for it."""
+    content = ["payload", payload] if isinstance(payload, str) else _named(payload)
     digest = hashlib.sha256()
-    for field in (
+    for text in (
         ENCODING,
         kind,
         provider,
@@ -45,8 +71,7 @@ def specification_hash(
         str(payload_version),
         amount_text(max_cost),
         cost_unit,
-        "payload",
-        payload,
+        *content,
     ):
-        digest.update(_field(field))
+        digest.update(_field(text))
     return digest.hexdigest()

@@ -18,6 +18,8 @@ from consumers.providers.opened import opened
 _CONNECT_S: Final = 10.0
 _STALL_S: Final = 30.0
 _ANSWER_BYTES: Final = 4 * 1024 * 1024
+_PAGE: Final = 1000
+"""Most uploads of one answer; S3 gives no more either."""
 _NO_BODY: Final = hashlib.sha256(b"").hexdigest()
 
 
@@ -63,7 +65,7 @@ class Uploads:
         """Begun more than `age_s` ago. Raises DownloadError."""
         before = datetime.now(UTC) - timedelta(seconds=age_s)
         found: list[Upload] = []
-        query = {"uploads": "", "prefix": self.prefix}
+        query = {"uploads": "", "prefix": self.prefix, "max-uploads": str(_PAGE)}
         while True:
             try:
                 page = ElementTree.fromstring(await self._ask("GET", "", query))
@@ -87,7 +89,7 @@ class Uploads:
     async def _ask(self, method: str, key: str, query: Mapping[str, str]) -> bytes:
         url = f"{self.base}/{quote(key, safe='/-_.~')}".rstrip("/") if key else self.base
         asked = "&".join(f"{_quoted(name)}={_quoted(query[name])}" for name in sorted(query))
-        headers = self._signed(method, url, asked, datetime.now(UTC))
+        headers = self.signed(method, url, asked, datetime.now(UTC))
         async with opened(
             method,
             f"{url}?{asked}",
@@ -105,7 +107,7 @@ class Uploads:
                 raise OutputRefused(f"The bucket answers {answer.status} to {method} of unfinished uploads.")
         return bytes(body)
 
-    def _signed(self, method: str, url: str, query: str, now: datetime) -> list[tuple[str, str]]:
+    def signed(self, method: str, url: str, query: str, now: datetime) -> list[tuple[str, str]]:
         """The headers of a request without a body (AWS General Reference, Signature Version 4)."""
         parts = urlsplit(url)
         moment, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")

@@ -2,6 +2,7 @@
 `relay.prepare_operation` and does nothing else: it never commits, and never touches a table.
 """
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,24 +18,39 @@ _CALL: Final = (
     "select operation_id, phase, specification_hash, version, job_id from relay.prepare_operation("
     "kind => %s, owner_id => %s, operation_key => %s, payload => %s::jsonb, provider => %s, max_cost => %s,"
     " cost_unit => %s, payload_version => %s, account => %s, source_ref => %s, not_before => %s,"
-    " requested_by => %s, traceparent => %s)"
+    " requested_by => %s, traceparent => %s, payload_ref => %s, payload_sha256 => %s, payload_bytes => %s)"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadRef:
+    """A payload that is elsewhere: ``file:///…``, ``https://…`` or ``s3://bucket/key``, without a credential.
+    What was approved is the bytes: `sha256` (hexadecimal) and `size` of them."""
+
+    url: str
+    sha256: str
+    size: int
+
+    @classmethod
+    def to(cls, url: str, content: bytes) -> "PayloadRef":
+        """The reference to `content`, which is at `url`."""
+        return cls(url=url, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
     """What was approved: the arguments of `relay.prepare_operation`.
 
-    `payload` is JSON text, or anything that msgspec encodes as JSON; numbers that must keep their digits are
-    given as JSON text or Decimal. NaN and infinities are refused with ValueError: JSON has none (RFC 8259,
-    6), and what was approved would become null. `max_cost` is in `cost_unit`, at most six decimals.
-    `source_ref` names the application's approved revision. `traceparent` is a W3C trace context.
+    `payload` is JSON text, a PayloadRef, or anything that msgspec encodes as JSON; numbers that must keep
+    their digits are given as JSON text or Decimal. NaN and infinities are refused with ValueError: JSON has
+    none (RFC 8259, 6), and what was approved would become null. `max_cost` is in `cost_unit`, at most six
+    decimals. `source_ref` names the application's approved revision. `traceparent` is a W3C trace context.
     """
 
     kind: str
     owner_id: str
     operation_key: str
-    payload: str | Mapping[str, Any] | Sequence[Any]
+    payload: "str | Mapping[str, Any] | Sequence[Any] | PayloadRef"
     provider: str
     max_cost: Decimal | int
     cost_unit: str = "credit"
@@ -47,11 +63,12 @@ class Intent:
 
     def arguments(self) -> tuple[Any, ...]:
         """In the order of the SQL call."""
+        ref = self.payload if isinstance(self.payload, PayloadRef) else None
         return (
             self.kind,
             self.owner_id,
             self.operation_key,
-            self.payload if isinstance(self.payload, str) else _json(self.payload),
+            None if isinstance(self.payload, PayloadRef) else _text(self.payload),
             self.provider,
             self.max_cost,
             self.cost_unit,
@@ -61,11 +78,18 @@ class Intent:
             self.not_before,
             self.requested_by,
             self.traceparent,
+            ref and ref.url,
+            ref and ref.sha256,
+            ref and ref.size,
         )
 
 
 # A Decimal is written as the number it is; msgspec's default would make it a string.
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
+
+
+def _text(payload: str | Mapping[str, Any] | Sequence[Any]) -> str:
+    return payload if isinstance(payload, str) else _json(payload)
 
 
 def _json(payload: Any) -> str:

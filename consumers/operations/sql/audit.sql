@@ -3,7 +3,7 @@
 
 -- name: specifications
 select operation_id, kind, provider, profile_digest, payload_version, max_cost, cost_unit, payload,
-       specification_hash
+       payload_sha256, payload_bytes, specification_hash
   from relay.operation
 
 -- name: profiles
@@ -308,6 +308,7 @@ select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, w
                ('journal', 'a_forbidden'), ('ledger', 'a_forbidden'), ('outbox', 'a_forbidden'),
                ('outbox', 'b_guard'), ('incident', 'a_forbidden'), ('provider_profile', 'a_forbidden'),
                ('reservation', 'a_forbidden'), ('allowance', 'a_forbidden'), ('output', 'a_forbidden'),
+               ('operation', 'b_guard_reference'),
                ('batch', 'a_forbidden'), ('batch', 'b_guard'), ('operation', 'a_membership'),
                ('operation', 'b_batch'), ('remote_job', 'c_money'))
          as wanted (relation, guard)

@@ -14,7 +14,7 @@ update relay.operation
    and (not_before is null or not_before <= relay.now())
    and not relay.earlier_request_is_in_question(operation_id)
 returning operation_id, claim_token as token, dispatch_no, kind, owner_id, provider, account, profile_digest,
-          specification_hash, payload, payload_version, max_cost, cost_unit, cancel_requested
+          specification_hash, payload, payload_ref, payload_sha256, payload_bytes, payload_version, max_cost, cost_unit, cancel_requested
 
 -- name: look
 select phase, dispatch_no, version, relay.earlier_request_is_in_question(operation_id)
