@@ -20,6 +20,7 @@ from consumers.operations.resolutions import Resolution
 from consumers.providers.outcome import Submission
 from consumers.providers.simulator_world import Fault
 from consumers.runtime import Context
+from fix_ledger import wrong_in_the_books
 from fix_postgres import Database
 from fix_scene import Scene
 
@@ -132,3 +133,4 @@ async def dispatching(database: Database, tmp_path: Path) -> AsyncIterator[Dispa
         )
         async with scene.pool:
             yield scene
+        assert wrong_in_the_books(database) == []

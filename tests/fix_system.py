@@ -23,6 +23,7 @@ from consumers.operations.audit import Finding, audit
 from consumers.operations.invariants import read_tables
 from consumers.providers.simulator_world import Fault
 from fix_kafka import Kafka
+from fix_ledger import wrong_in_the_books
 from fix_postgres import Database
 from fix_process import Process, RunProcess
 from fix_scene import MOVABLE_NOW
@@ -256,6 +257,7 @@ def system(
     try:
         made.init()
         yield made
+        assert wrong_in_the_books(database) == []
     finally:
         for process in made.processes.values():
             process.kill()

@@ -20,6 +20,7 @@ _CALL: Final = (
     " cost_unit => %s, payload_version => %s, account => %s, source_ref => %s, not_before => %s,"
     " requested_by => %s, traceparent => %s, payload_ref => %s, payload_sha256 => %s, payload_bytes => %s)"
 )
+_FUNCTION: Final = "relay.prepare_operation("
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +61,21 @@ class Intent:
     not_before: datetime | None = None
     requested_by: str | None = None
     traceparent: str | None = None
+    batch_id: UUID | None = None
+    """A batch of the owner's that isn't sealed yet (`relay.outbox.batch.prepare_batch`)."""
+
+    def statement(self) -> str:
+        """The SQL call, with psycopg's and DB-API's ``%s``."""
+        if self.batch_id is None:
+            return _CALL
+        return _CALL.replace(_FUNCTION, f"relay.in_batch(%s::uuid, {_FUNCTION}") + ")"
 
     def arguments(self) -> tuple[Any, ...]:
         """In the order of the SQL call."""
         ref = self.payload if isinstance(self.payload, PayloadRef) else None
+        batch = () if self.batch_id is None else (str(self.batch_id),)
         return (
+            *batch,
             self.kind,
             self.owner_id,
             self.operation_key,
@@ -145,16 +156,16 @@ def prepare(target: psycopg.Connection[Any] | DBAPICursor, intent: Intent) -> Pr
     """
     if isinstance(target, psycopg.Connection):
         with target.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-            cursor.execute(_CALL, intent.arguments())
+            cursor.execute(intent.statement(), intent.arguments())
             return Prepared.from_row(_one(cursor.fetchone()))
-    target.execute(_CALL, intent.arguments())
+    target.execute(intent.statement(), intent.arguments())
     return Prepared.from_row(_one(target.fetchone()))
 
 
 async def prepare_async(target: psycopg.AsyncConnection[Any], intent: Intent) -> Prepared:
     """`prepare` on an asynchronous psycopg connection."""
     async with target.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-        await cursor.execute(_CALL, intent.arguments())
+        await cursor.execute(intent.statement(), intent.arguments())
         return Prepared.from_row(_one(await cursor.fetchone()))
 
 

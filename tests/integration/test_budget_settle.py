@@ -1,5 +1,5 @@
-"""`relay budget settle|refund|reconcile`: what no machine settles waits for a person, in sight; corrections add
-up in the ledger to the last of six decimals, and an overrun stops its owner until it is lifted.
+"""`relay budget settle|refund|reconcile`: what no machine settles waits for a person, in sight; corrections
+add up in the ledger to the last of six decimals; an overrun stops its owner until it is lifted.
 """
 
 from collections.abc import Iterator
