@@ -42,6 +42,9 @@ T = TypeVar("T")
 BACKOFF_FIRST_S: Final = 0.2
 BACKOFF_MOST_S: Final = 5.0
 _WAIT_MOST_S: Final = 1.0
+# Kafka looks every ten seconds for transactions whose time is up, and one that has just started again has to
+# load them first: only what is open for longer than that hangs.
+CLEANUP_S: Final = 15.0
 
 log = structlog.get_logger("relay")
 
@@ -298,7 +301,7 @@ class Session:
             kafka,
             self.settings.topic_prefix,
             recorded.relay_id,
-            timeout_s=transaction_timeout_s(kafka),
+            timeout_s=transaction_timeout_s(kafka) + CLEANUP_S,
             must_exist=not self.topics.embedded,
         )
 
