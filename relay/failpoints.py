@@ -87,6 +87,14 @@ REVIEW_JOB_LOOKED_UP: Final = "review.job_looked_up"
 REVIEW_UNCOMMITTED: Final = "review.uncommitted"
 REVIEW_RESOLVED: Final = "review.resolved"
 
+# relay ops reconcile
+RECONCILE_READ: Final = "reconcile.read"
+RECONCILE_PHANTOM_TOLD: Final = "reconcile.phantom_told"
+RECONCILE_UNCERTAIN: Final = "reconcile.uncertain"
+RECONCILE_OPERATION_DECIDED: Final = "reconcile.operation_decided"
+RECONCILE_ALL_DECIDED: Final = "reconcile.all_decided"
+RECONCILE_OPENED: Final = "reconcile.opened"
+
 NAMES_IN_ORDER: Final = tuple(
     value for name, value in dict(globals()).items() if name.isupper() and isinstance(value, str)
 )

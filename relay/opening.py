@@ -12,7 +12,7 @@ from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.publisher import Acknowledged, Publisher, RecordRefused, Transactional
 from relay.kafka.topics import Topics
-from relay.outbox.event import Schemas, dead_letter_topic, topics_from_start
+from relay.outbox.event import Schemas, dead_letter_topic, kept_topics, topics_from_start
 from relay.outbox.mapping import OutboxMapping
 from relay.settings import Settings
 
@@ -30,7 +30,7 @@ def open_publisher(
     topics.ensure(
         [*topics_from_start(mapping, schemas, prefix, settings.topic), dead_letter_topic(prefix)],
         checkpoint=checkpoints.topic(prefix, relay_id),
-        dead_letters=dead_letter_topic(prefix),
+        kept=kept_topics(prefix, settings.topic),
     )
     make = Transactional if settings.delivery == "exactly_once" else Acknowledged
     publisher = make(

@@ -19,6 +19,7 @@ pytest_plugins = (
     "fix_standby",
     "fix_system",
     "fix_s3",
+    "fix_restore",
 )
 
 

@@ -1,4 +1,5 @@
-"""`relay ops`: operations in a list, one with all that is known of it, the audit. It changes nothing."""
+"""`relay ops`: operations in a list, one with all that is known of it, the audit. Only `reconcile` changes
+anything, and that is in a module of its own."""
 
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ import click
 import psycopg
 from rich.console import RenderableType
 
+from consumers.commands.ops_reconcile import command as reconcile
 from consumers.commands.session import Id, json_option, say_json, with_database
 from consumers.operations import listing
 from consumers.operations.audit import OVERDUE_S, Finding, audit
@@ -24,6 +26,9 @@ Connection = psycopg.AsyncConnection[Any]
 @click.group("ops", short_help="Operations: list, show, audit.")
 def command() -> None:
     """Operations: the durable record of what was approved, tried and known."""
+
+
+command.add_command(reconcile)
 
 
 @command.command("list")

@@ -100,7 +100,8 @@ async def claim(
             raise Unavailable(
                 f"Dispatch is closed: {gate[0]}.",
                 meaning="Nothing is claimed and nothing is sent until the relay has verified this database.",
-                remedy="Look at `relay status`; is `relay run` running?",
+                remedy="Look at `relay status`; is `relay run` running? After an accepted rewind,"
+                " `relay ops reconcile`.",
             )
         await say(connection, Ground(worker, Cause.CLAIM, f"dispatch {dispatch_no}"))
         async with connection.cursor(row_factory=class_row(Claim)) as cursor:

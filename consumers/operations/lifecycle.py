@@ -41,6 +41,7 @@ class Cause(StrEnum):
     DOWNLOAD = "download"
     RETRY = "retry"
     OPERATOR = "operator"
+    RESTORED = "restored"
 
 
 class Hold(StrEnum):

@@ -36,8 +36,8 @@ _LOGIN: Final = (
 @click.option(
     "--accept-rewind",
     is_flag=True,
-    help="This database was restored, or lost commits that Kafka has. Dispatch stays closed until a person"
-    " opens it.",
+    help="This database was restored, or lost commits that Kafka has. Dispatch stays closed until"
+    " `relay ops reconcile` has opened it.",
 )
 @click.option(
     "--slot-timeout-s",

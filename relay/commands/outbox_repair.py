@@ -64,7 +64,6 @@ def carry_out(settings: Settings, asked: "Asked", *, dry_run: bool = False, as_j
     from relay.avro.catalog import Catalog
     from relay.outbox.mapping import of_settings
     from relay.outbox.repair import Done, Repair
-    from relay.wal.slot import opening
 
     logs.configure(settings.log_format, settings.log_level)
     settings.require_database()
@@ -95,8 +94,8 @@ def carry_out(settings: Settings, asked: "Asked", *, dry_run: bool = False, as_j
     if done.unreconciled or (dry_run and asked.accept == "rewind"):
         click.echo(
             "Dispatch stays closed: an operation that looks prepared here may have been submitted before the"
-            " rewind. When you have compared them with the provider and with the events that only Kafka has,"
-            f" open it, as the relay's own login: `{opening(settings.slot)}`"
+            " rewind. Start `relay run`, then `relay ops reconcile` shows what was submitted and lost, and"
+            " opens it."
         )
     if not dry_run:
         click.echo("Start `relay run`: it goes on from here.")

@@ -59,7 +59,7 @@ def _print(shown: Shown) -> None:
         for name, value in values.items():
             click.echo(f"  {name.replace('_', ' ')}: {'-' if value is None else value}")
     if shown["relay"] and shown["relay"]["dispatch_closed_since"]:
-        click.echo("\nDispatch is closed since a rewind was accepted: `relay doctor` says how it is opened.")
+        click.echo("\nDispatch is closed since a rewind was accepted: `relay ops reconcile`.")
     if shown["parked"] and shown["parked"]["events"]:
         click.echo(
             "\nParked events wait for somebody: `relay outbox parked list`, then"

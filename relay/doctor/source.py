@@ -14,7 +14,7 @@ from relay.outbox.mapping import OutboxMapping
 from relay.wal import publication as publications
 from relay.wal.lsn import format_lsn
 from relay.wal.publication import Published
-from relay.wal.slot import Slot, SourceIdentity, opening, require_made_for
+from relay.wal.slot import Slot, SourceIdentity, require_made_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +187,9 @@ def check_reconciled(recorded: SourceIdentity) -> Finding:
         name,
         f"A rewind was accepted at {since:%Y-%m-%d %H:%M}, and nobody has reconciled the operations since.",
         "Dispatch is closed: what looks prepared here may have been submitted before the rewind.",
-        "Compare the operations with the provider and with what only Kafka has (`relay outbox audit --all`);"
-        f" then, as the relay's own login: `{opening(recorded.slot_name)}`",
+        "`relay ops reconcile` compares the operations with Kafka's history and the dispatchers' spools,"
+        " and opens"
+        " it.",
     )
 
 

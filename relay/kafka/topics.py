@@ -39,7 +39,8 @@ _CHECKPOINT_CONFIG: Final = {
 }
 _NAMED: Final = 10  # most topics that a message names
 
-_DEAD_LETTER_CONFIG: Final = {"retention.ms": "-1"}
+# For ever: what nobody has looked at yet, and the history that operations are rebuilt and reconciled from.
+_KEPT_CONFIG: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 # librdkafka names its embedded cluster so (rdkafka_mock.c); it has neither CreateTopics nor DescribeConfigs.
 _EMBEDDED_CLUSTER: Final = "mockCluster"
@@ -98,8 +99,11 @@ class Topics:
         """What was seen and isn't what earlier runs have recorded: to be recorded now."""
         return {name: found for name, found in self._seen.items() if self._known.get(name) != found}
 
-    def ensure(self, names: Iterable[str], *, checkpoint: str | None = None, dead_letters: str = "") -> None:
-        """Make what is missing of `names` and `checkpoint`, then remember what they are.
+    def ensure(
+        self, names: Iterable[str], *, checkpoint: str | None = None, kept: Iterable[str] = ()
+    ) -> None:
+        """Make what is missing of `names` and `checkpoint`, then remember what they are. Those that are
+        `kept` keep their records for ever; what exists is left as somebody made it.
 
         Raises Unavailable, UsageError when Kafka refuses to make one, TopicsChanged when one is not what it
         was, or when the checkpoint's topic would forget, CheckpointMissing when that one is another.
@@ -113,7 +117,7 @@ class Topics:
         existing = self._unchanged(self._known, wanted)
         missing = [name for name in wanted if name not in existing]
         if missing:
-            self._create(missing, checkpoint, dead_letters)
+            self._create(missing, checkpoint, frozenset(kept))
         self._describe_configs(wanted, checkpoint)
         self._seen.update(self._existing([*wanted, *self._known]))
 
@@ -178,14 +182,14 @@ class Topics:
             found[name] = Identity(str(described.topic_id), len(described.partitions))
         return found
 
-    def _create(self, names: list[str], checkpoint: str | None, dead_letters: str) -> None:
+    def _create(self, names: list[str], checkpoint: str | None, kept: frozenset[str]) -> None:
         new = []
         for name in names:
             config = {}
             if name == checkpoint:
                 config = _CHECKPOINT_CONFIG
-            elif name == dead_letters:
-                config = _DEAD_LETTER_CONFIG
+            elif name in kept:
+                config = _KEPT_CONFIG
             partitions = 1 if name == checkpoint else self._partitions
             new.append(NewTopic(name, partitions, replication_factor=self._replication, config=dict(config)))
         made = self._admin.create_topics(

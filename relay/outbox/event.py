@@ -37,6 +37,10 @@ _ROOM_FOR_HEADERS_BYTES: Final = 4096  # only values nearer to the limit than th
 _TRACEPARENT_BYTES: Final = 256
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _UTC_TIME: Final = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\+00")
+
+HISTORY: Final = "operation.transitioned"
+"""The event type that tells an operation's whole life."""
+
 DEBEZIUM_TOPIC: Final = "outbox.event."
 
 REPUBLISHED: Final[Header] = ("relay_origin", b"republish")
@@ -338,6 +342,12 @@ def topics_from_start(
     if mapping.columns.route is not None:
         return []
     return [f"{topic_prefix}.{event_type}" for event_type in schemas.event_types()]
+
+
+def kept_topics(prefix: str, one_topic: str | None) -> list[str]:
+    """Topics that are made to keep every record: the relay's dead letters, and the history that operations
+    are rebuilt and reconciled from. A topic that everything shares is its owner's to decide."""
+    return [dead_letter_topic(prefix), *([] if one_topic is not None else [f"{prefix}.{HISTORY}"])]
 
 
 def source_of(relay_id: uuid.UUID) -> str:

@@ -26,7 +26,7 @@ from relay.outbox.audit import require_rows
 from relay.outbox.bad_event import Verdicts
 from relay.outbox.compare import Verdict
 from relay.outbox.event import EventEncoder, Schemas, source_of
-from relay.outbox.mapping import OutboxMapping
+from relay.outbox.mapping import NATIVE_OUTBOX, OutboxMapping
 from relay.outbox.repair_rules import Asked, Plan
 from relay.outbox.repair_source import Connection, RepairSource, Say, in_words
 from relay.outbox.repair_writer import RepairWriter
@@ -166,7 +166,9 @@ class Repair:
                     finally:
                         publisher = writer.publisher
             done.published, done.newly_parked = writer.published, writer.parked
-            done.unreconciled = plan.rewound or source.recorded.unreconciled_since is not None
+            done.unreconciled = self._mapping.name == NATIVE_OUTBOX and (
+                plan.rewound or source.recorded.unreconciled_since is not None
+            )
             failpoints.hit(failpoints.REPAIR_ALL_PUBLISHED)
             checkpoint = Checkpoint(
                 epoch=epoch,

@@ -37,7 +37,8 @@ class Plan:
     origin: Literal["repair", "backfill"]
     source_accepted: bool
     rewound: bool
-    """Whether Kafka has events that this database doesn't."""
+    """Whether Kafka has, or may have, events that this database doesn't: an old backup can be upgraded
+    too."""
 
 
 def require_idle(recorded: SourceIdentity, slot: Slot | None, database: str) -> None:
@@ -99,7 +100,7 @@ def plan(
         epoch=epoch,
         origin=before or ("backfill" if backfill else "repair"),
         source_accepted=accepted_before or asked.accept is not None,
-        rewound=asked.accept == "rewind",
+        rewound=asked.accept == "rewind" or (asked.accept == "upgrade" and not (checkpoint and kept_event)),
     )
 
 

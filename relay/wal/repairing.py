@@ -41,7 +41,8 @@ def begin(
 ) -> None:
     """Set the state. The source that was accepted, if it is another one, is the recorded one from here on.
 
-    `rewound` closes dispatch's gate until a person has reconciled the operations.
+    `rewound` closes dispatch's gate until the operations are reconciled, and the database holds all of them
+    that could be submitted again. Operations write to `relay.outbox` alone; another outbox closes nothing.
     """
     connection.execute(
         """
@@ -49,7 +50,8 @@ def begin(
         set state = 'repairing', epoch = %(epoch)s, system_identifier = %(system)s, timeline = %(timeline)s,
             repair_origin = %(origin)s, repair_began_at = clock_timestamp(),
             source_accepted = %(accepted)s,
-            unreconciled_since = case when %(rewound)s then coalesce(unreconciled_since, clock_timestamp())
+            unreconciled_since = case when %(rewound)s and outbox_table = 'relay.outbox'
+                                      then coalesce(unreconciled_since, clock_timestamp())
                                       else unreconciled_since end
         where relay_id = %(relay_id)s
         """,

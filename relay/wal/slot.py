@@ -383,9 +383,3 @@ def _one(connection: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
 
 def _lsn(text: str | None) -> int | None:
     return None if text is None else parse_lsn(text)
-
-
-def opening(slot_name: str) -> str:
-    """The statement by which a person opens dispatch again after an accepted rewind."""
-    literal = slot_name.replace("'", "''")
-    return f"update relay.source_identity set unreconciled_since = null where slot_name = '{literal}';"

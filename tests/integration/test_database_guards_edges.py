@@ -12,6 +12,7 @@ import pytest
 
 from consumers.operations.lifecycle import Cause, Hold, Phase
 from fix_operations import AFTER_LATE_DELIVERY, AFTER_THE_LEASE, OPERATOR, WORKER, Stage
+from fix_restore import restored
 from relay.contracts import POSTGRES
 
 NO_EDGE: Final = "OR011"
@@ -195,7 +196,7 @@ def test_an_attempt_with_another_outcome_backs_nothing(stage: Stage, cause: str,
 
 
 def _role(edge: Edge) -> str:
-    return OPERATOR if edge.cause in ("review", "operator", "cancel") else WORKER
+    return OPERATOR if edge.cause in ("review", "operator", "cancel", "restored") else WORKER
 
 
 def _action(edge: Edge) -> str:
@@ -248,6 +249,9 @@ def _back(stage: Stage, edge: Edge, operation: UUID) -> Callable[[], int]:
         case "cancel":
             stage.connection.execute("set local session authorization default")
             columns = {"cancel_requested": True}
+        case "restored":
+            stage.connection.execute("set local session authorization default")
+            attempt = restored(stage, operation)
         case "submit":
             attempt = stage.insert_attempt(operation, _token(stage, operation))
         case "lease_expired":

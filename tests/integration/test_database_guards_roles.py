@@ -25,6 +25,7 @@ MAY_CALL: Final = {
         "hashed_field", "prepare_operation", "request_cancel", "old_rows", "prune_choose", "prune",
         "republish_parked", "discard_parked", "prepare_batch", "in_batch", "seal_batch", "set_batch_limits",
         "correct", "refund",
+        "restore_attempt", "end_reconciliation",
     },
     "relay_reader": {"now", "context", "dispatch_gate"},
 }  # fmt: skip

@@ -132,6 +132,11 @@ def test_an_upgrade_is_accepted_and_its_interrupted_repair_goes_on() -> None:
     assert planned(OTHER, recorded=interrupted).source_accepted
 
 
+def test_an_old_backup_that_was_upgraded_closes_dispatch_like_any_rewind() -> None:
+    assert not planned(OTHER, asked=Asked(accept="upgrade")).rewound
+    assert planned(OTHER, kept_event=False, asked=Asked(accept="upgrade")).rewound
+
+
 def test_there_must_be_something_to_accept() -> None:
     with pytest.raises(UsageError, match="no rewind to accept"):
         planned(asked=Asked(accept="rewind"))

@@ -65,6 +65,7 @@ select operation_id, format('%%s submissions of it may have made a job, and no r
                             count(*))
   from relay.attempt
  where action = 'submit' and outcome in ('open', 'accepted', 'unknown') and released_by_review is null
+   and not restored  -- what released those is lost with what they were
  group by operation_id having count(*) > 1
 
 -- name: submissions_released
@@ -221,9 +222,10 @@ select null::uuid, format('the limit of %%s in %%s is %%s, and the ledger last s
  where l.amount is distinct from a.limit_amount
 
 -- name: money_limit_kept
--- The ledger, replayed: at each reservation, was what was booked within the limit then in force?
+-- The ledger, replayed: at each reservation, was what was booked within the limit then in force? What was
+-- submitted before a restore is booked whatever the limit.
 with entry as (
-  select l.owner_id, l.unit, l.entry_id, l.entry, l.operation_id, l.amount,
+  select l.owner_id, l.unit, l.entry_id, l.entry, l.operation_id, l.attempt_id, l.amount,
          sum(reserved_change + disputed_change + settled_change)
            over (partition by l.owner_id, l.unit order by l.entry_id) as total,
          count(*) filter (where l.entry = 'limit')
@@ -235,6 +237,7 @@ booked as (
 select operation_id, format('%%s of %%s were reserved for %%s beyond its limit of %%s %%s', total - limit_then, amount,
                             owner_id, limit_then, unit)
   from booked where entry = 'reserve' and (limit_no = 0 or total > limit_then)
+   and not exists (select 1 from relay.attempt a where a.attempt_id = booked.attempt_id and a.restored)
 
 -- name: money_unbooked
 select a.operation_id, format('its attempt %%s is %%s, and no money is booked for it', a.attempt_id, a.outcome)
@@ -302,7 +305,9 @@ select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, w
   from (values ('operation', 'b_guard'), ('operation', 'c_journal'), ('operation', 'd_waker'),
                ('operation', 'a_forbidden'), ('attempt', 'b_guard'), ('attempt', 'c_money'),
                ('attempt', 'a_forbidden'), ('attempt', 'b_release'), ('attempt', 'b_next_request'),
-               ('attempt', 'd_late_refusal'), ('operation', 'b_own_refusal'), ('review', 'b_guard'), ('review', 'c_count'),
+               ('attempt', 'd_late_refusal'), ('attempt', 'b_guard_restored'), ('attempt', 'b_guard_restoring'),
+               ('source_identity', 'b_verified'), ('source_identity', 'c_hold_restored'),
+               ('operation', 'b_own_refusal'), ('review', 'b_guard'), ('review', 'c_count'),
                ('review', 'b_resolution'), ('incident_decision', 'b_guard'), ('incident_decision', 'a_forbidden'),
                ('review', 'a_forbidden'), ('remote_job', 'b_guard'), ('remote_job', 'a_forbidden'),
                ('journal', 'a_forbidden'), ('ledger', 'a_forbidden'), ('outbox', 'a_forbidden'),
