@@ -178,6 +178,26 @@ class Observe(_Part, frozen=True, kw_only=True):
         _check_headers(self.headers, {"secret"})
 
 
+class Cancel(_Part, frozen=True, kw_only=True):
+    """How the provider is asked to cancel a job. That it did, an observation says, never this answer."""
+
+    path: str
+    method: Literal["POST", "DELETE", "PUT", "PATCH"] = "POST"
+    headers: dict[str, str] = value(default_factory=dict)
+    body: str = ""
+    destroys: bool = False
+    """What the job has made, or its record at the provider, is gone afterwards: asked with --force alone."""
+    deadline_s: Duration = 30.0
+
+    def __post_init__(self) -> None:
+        _check_url_path("path", self.path)
+        _check_placeholders("path", self.path, {"job_id"})
+        if "${job_id}" not in self.path:
+            raise ValueError("path has no ${job_id}")
+        _check_placeholders("body", self.body, set())
+        _check_headers(self.headers, {"secret"})
+
+
 class Download(_Part, frozen=True, kw_only=True):
     headers: dict[str, str] = value(default_factory=dict)
     """Sent to the provider's own origin and to no other."""
@@ -228,6 +248,8 @@ class Profile(_Part, frozen=True, kw_only=True):
     accept: Annotated[tuple[AcceptRule, ...], Meta(min_length=1)]
     observe: Observe
     reject: tuple[RejectRule, ...] = ()
+    cancel: Cancel | None = None
+    """None: the provider has no way to cancel a job, or none that is known."""
     account: Name = "default"
     secret: Literal["required", "optional", "none"] = "required"
     idempotency: Literal["none"] = "none"
@@ -266,6 +288,7 @@ class Profile(_Part, frozen=True, kw_only=True):
             *self.submit.headers.values(),
             *self.observe.headers.values(),
             *self.download.headers.values(),
+            *(self.cancel.headers.values() if self.cancel else ()),
         ]
 
     def review_deadline_s(self, kind: str) -> float:

@@ -72,6 +72,22 @@ def render_observe(profile: Profile, base_url: str, job_id: str, secret: str | N
     )
 
 
+def render_cancel(profile: Profile, base_url: str, job_id: str, secret: str | None) -> Request:
+    """The request that asks the provider to cancel the job `job_id`. Raises UsageError as `render_submit`
+    does, and ValueError when the profile has no `cancel`."""
+    if profile.cancel is None:
+        raise ValueError(f"the profile {profile.name} has no cancel")
+    return _render(
+        profile,
+        method=profile.cancel.method,
+        url=base(profile, base_url) + profile.cancel.path.replace("${job_id}", quote_id(job_id)),
+        templates=profile.cancel.headers,
+        known={},
+        secret=secret,
+        body=profile.cancel.body.encode(),
+    )
+
+
 def require_settings(profile: Profile, base_url: str, secret: str | None) -> None:
     """Raises UsageError when the URL, or the credential that a submit needs, is missing or wrong: what is the
     matter with this process, and with no operation."""

@@ -3,6 +3,7 @@ it is told to, and knows the truth. It must never be asked for the truth by the 
 
     POST /v1/jobs                 make a job
     GET  /v1/jobs/{id}            its state; each call brings it nearer to its end
+    DELETE /v1/jobs/{id}          cancel it, while it hasn't ended; it costs nothing then
     GET  /files/{id}/{n}/{name}   its files
     GET  /_truth                  every POST, job, charge, file and fault
     POST /_faults                 a new plan (see simulator_world.Plan)
@@ -148,6 +149,8 @@ class Simulator:
                 return await self._submit(call, body)
             case ("GET", "v1", "jobs", job_id):
                 return self._observe(call, job_id)
+            case ("DELETE", "v1", "jobs", job_id):
+                return self._cancel(job_id)
             case ("GET", "files", job_id, number, name):
                 return self._file(call, job_id, number, name)
         return _json(404, {"error": {"message": "no such route"}})
@@ -212,7 +215,7 @@ class Simulator:
             return _json(404, {"error": {"message": "no such job"}})
         job.polls += 1
         seen: dict[str, Any] = {"job_id": job.job_id, "status": job.state}
-        if job.state in {"succeeded", "failed"}:
+        if job.state in {"succeeded", "failed", "cancelled"}:
             # As a number: a client that reads money through a float would show it.
             seen["cost"] = msgspec.Raw(job.charged.encode())
         if job.state == "succeeded":
@@ -229,6 +232,17 @@ class Simulator:
                 for number, content in enumerate(job.files, start=1)
             ]
         return _json(200, seen)
+
+    def _cancel(self, job_id: str) -> Reply:
+        self.world.cancels[job_id] += 1
+        job = self.world.jobs.get(job_id)
+        if job is None:
+            return _json(404, {"error": {"message": "no such job"}})
+        if self.world.plan.cancels == "refused" or not self.world.cancel(job):
+            return _json(409, {"error": {"message": f"the job is {job.state}"}})
+        if self.world.plan.cancels == "cut":
+            return Reply(silent=True)
+        return _json(202, {"job_id": job.job_id, "status": job.state})
 
     def _file(self, call: Call, job_id: str, number: str, name: str) -> Reply:
         job = self.world.jobs.get(job_id)

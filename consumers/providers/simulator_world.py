@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -78,6 +78,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     late_s: float = 2.0
     """How long a `late_acceptance` waits before it makes the job."""
     retry_after_s: Annotated[int, Meta(ge=0)] = 1
+    cancels: Literal["taken", "cut", "refused"] = "taken"
+    """What becomes of a DELETE; `cut`: the job is cancelled, and the answer that says so doesn't come."""
 
     @classmethod
     def parse(cls, text: str | bytes, *, source: str) -> "Plan":
@@ -103,10 +105,13 @@ class Job:
     faults: frozenset[Fault]
     files: tuple[bytes, ...]
     polls: int = 0
+    cancelled: bool = False
     downloads: Counter[int] = field(default_factory=Counter)
 
     @property
     def state(self) -> str:
+        if self.cancelled:
+            return "cancelled"
         if self.polls < self.polls_needed or Fault.JOB_STUCK in self.faults:
             return "running" if self.polls else "queued"
         return "failed" if Fault.JOB_FAILED in self.faults else "succeeded"
@@ -122,6 +127,7 @@ class World:
     posts: list[dict[str, Any]] = field(default_factory=list)
     downloads: list[dict[str, Any]] = field(default_factory=list)
     gets: Counter[str] = field(default_factory=Counter)
+    cancels: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     _seen: Counter[str] = field(default_factory=Counter)
 
@@ -188,6 +194,14 @@ class World:
             self.fired[fault] += 1
         return job
 
+    def cancel(self, job: Job) -> bool:
+        """Stop a job that hasn't ended, and charge nothing for it."""
+        if job.state in {"succeeded", "failed"}:
+            return False
+        job.cancelled = True
+        job.charged = "0.00"
+        return True
+
     def truth(self) -> dict[str, Any]:
         """Everything, JSON-able: what `GET /_truth` answers."""
         return {
@@ -213,6 +227,7 @@ class World:
                 for job in self.jobs.values()
             ],
             "gets": dict(self.gets),
+            "cancels": dict(self.cancels),
             "downloads": self.downloads,
             "faults": {str(fault): count for fault, count in self.fired.items()},
         }

@@ -127,3 +127,15 @@ def test_waits_grow_to_their_bound_and_jitter_only_adds() -> None:
     assert [pacing.delay_s(n) for n in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert pacing.delay_s(10**9) == 10.0
     assert pacing.delay_s(0, jitter=0.5) == pytest.approx(1.1)
+
+
+def test_a_cancel_names_the_job_and_says_whether_it_destroys() -> None:
+    cancel = "cancel:\n  method: POST\n  path: /v1/jobs/${job_id}/cancel\n  destroys: true\n"
+    read = Profile.parse(GENACE + cancel, source="p.yaml").cancel
+    assert read is not None
+    assert (read.method, read.destroys, read.body) == ("POST", True, "")
+    assert Profile.parse(GENACE, source="p.yaml").cancel is None
+    assert "path has no ${job_id}" in refused(GENACE + "cancel: {path: /v1/cancel}\n")
+    assert "it may have only ${job_id}" in refused(GENACE + "cancel: {path: '/v1/${payload}/${job_id}'}\n")
+    with_secret = "cancel:\n  path: /v1/${job_id}\n  headers: {X: '${operation_id}'}\n"
+    assert "it may have only ${secret}" in refused(GENACE + with_secret)

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.providers.request import Request, render_observe, render_submit, require_settings
+from consumers.providers.request import (
+    Request,
+    render_cancel,
+    render_observe,
+    render_submit,
+    require_settings,
+)
 from provider_samples import OPERATION, profile
 from relay.errors import UsageError
 
@@ -180,3 +186,12 @@ def test_the_hash_is_stable_across_releases() -> None:
     ]
     expected = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
     assert request.sha256 == expected
+
+
+def test_a_cancel_is_rendered_for_its_job_alone_and_never_with_the_secret_in_its_hash() -> None:
+    one = render_cancel(SIMULATOR, "http://127.0.0.1:8080/", "a/b", "s3cret")
+    assert (one.method, one.url, one.body) == ("DELETE", "http://127.0.0.1:8080/v1/jobs/a%2Fb", b"")
+    assert ("Authorization", "Bearer s3cret") in one.headers
+    assert one.sha256 == render_cancel(SIMULATOR, "http://127.0.0.1:8080", "a/b", "another").sha256
+    with pytest.raises(ValueError, match="genace has no cancel"):
+        render_cancel(GENACE, "http://127.0.0.1:8080", "a", "s")
