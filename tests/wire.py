@@ -2,11 +2,12 @@
 wire."""
 
 import contextlib
+import select
 import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -15,6 +16,8 @@ CERTIFICATE: Final = Path(__file__).with_name("tls") / "provider.example.pem"
 """Key and self-signed certificate of provider.example."""
 LOCALHOST: Final = Path(__file__).with_name("tls") / "localhost.pem"
 """The same of localhost and 127.0.0.1."""
+EXPIRED: Final = CERTIFICATE.with_name("expired.example.pem")
+"""The like, of 2020."""
 
 
 class Talk:
@@ -56,6 +59,16 @@ class Talk:
             pass
         return self.received
 
+    def closed_by_peer(self, within_s: float = _WAIT_S) -> bool:
+        """Whether the client ends the connection in that time, however much it has sent that nobody reads."""
+        poll = select.poll()
+        poll.register(self.peer, select.POLLRDHUP)
+        return bool(poll.poll(within_s * 1000))
+
+    def wait_released(self) -> None:
+        """Wait until the test lets go: a client that gave up closes unseen behind what nobody reads."""
+        assert self._server.released.wait(_WAIT_S), "nobody let go"
+
     def send(self, data: bytes) -> None:
         self.peer.sendall(data)
 
@@ -86,6 +99,7 @@ class WireServer:
         self._threads: list[threading.Thread] = []
         self._talks: list[Talk] = []
         self._closed = 0
+        self.released = threading.Event()
         self.received = b""
         """Every byte of every connection."""
         self.port: int = self._listener.getsockname()[1]
@@ -122,6 +136,7 @@ class WireServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.released.set()
         # shutdown wakes the accept that close alone would leave waiting.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -139,6 +154,8 @@ class WireServer:
             except OSError:
                 return
             peer.settimeout(_WAIT_S)
+            # What a script sends is on its way before a reset throws it away.
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             talk = Talk(peer, self)
             with self._changed:
                 self._talks.append(talk)
@@ -194,3 +211,19 @@ def refused_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
+
+
+@contextlib.contextmanager
+def stalled_port() -> Iterator[int]:
+    """A port whose queue of connections is full: another one is neither taken nor refused."""
+    with socket.socket() as listener, contextlib.ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        for _ in range(3):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(address)
+        port: int = address[1]
+        yield port

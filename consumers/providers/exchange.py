@@ -108,7 +108,7 @@ class Exchange:
             port=message.url.port,
             target=message.url.raw_path,
         )
-        async with self._pool(tls, proxy) as pool:
+        async with aclosing(self._tap), self._pool(tls, proxy) as pool:
             response = await pool.handle_async_request(
                 httpcore.Request(
                     message.method,
@@ -191,7 +191,7 @@ class Exchange:
             body=bytes(self.body),
             body_complete=self.complete,
             truncated=self.truncated,
-            unread=self._tap.received if self.status is None or self._broke_http else b"",
+            unread=self._unread(),
             sent=not unwritten and (self.hook_returned or not submission),
             hook_returned=self.hook_returned,
             malformed=malformed,
@@ -201,6 +201,13 @@ class Exchange:
             elapsed_s=elapsed_s,
             secrets=self.request.secrets,
         )
+
+    def _unread(self) -> bytes:
+        """What came and isn't in `body`, or not as it was meant."""
+        chunks_cut = not (self.complete or self.truncated) and any(
+            name.lower() == "transfer-encoding" for name, _ in self.headers
+        )
+        return self._tap.received if self.status is None or self._broke_http or chunks_cut else b""
 
 
 def said(error: BaseException, *, unwritten: bool = False) -> str:

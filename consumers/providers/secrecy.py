@@ -34,8 +34,10 @@ def without_bytes(secrets: Iterable[str], data: bytes, *, cut: bool = False) -> 
 
 
 def has(secrets: Iterable[str], text: str) -> bool:
-    """Whether `text` has one of the secrets in any form."""
-    return any(_pattern(secret).search(text) is not None for secret in filter(None, secrets))
+    """Whether `text` has one of the secrets in any form, or had one."""
+    return REMOVED in text or any(
+        _pattern(secret).search(text) is not None for secret in filter(None, secrets)
+    )
 
 
 @lru_cache(maxsize=64)

@@ -30,6 +30,7 @@ class Tap:
     def __init__(self, *, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._received = bytearray()
+        self._connections: list[httpcore.AsyncNetworkStream] = []
         self.stream: _Stream | None = None
         self.open = False
         """Set when the request may be sent; what went before, a proxy's CONNECT, isn't the exchange's."""
@@ -46,6 +47,14 @@ class Tap:
     def take(self, data: bytes) -> None:
         if self.open:
             self._received += data[: self._limit_bytes - len(self._received)]
+
+    def connected(self, connection: httpcore.AsyncNetworkStream) -> None:
+        self._connections.append(connection)
+
+    async def aclose(self) -> None:
+        """Close the connections: httpcore leaves one open when a TLS handshake in it is cancelled."""
+        for connection in self._connections:
+            await connection.aclose()
 
     async def drain(self) -> None:
         """Read on after HTTP was broken, to the end, the bound, or silence."""
@@ -72,6 +81,7 @@ class Backend(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         stream = await self._inner.connect_tcp(host, port, timeout, local_address, socket_options)
+        self._tap.connected(stream)
         return _Stream(stream, self._tap)
 
     async def sleep(self, seconds: float) -> None:
