@@ -15,6 +15,7 @@ pytest_plugins = (
     "fix_doctor",
     "fix_consumer",
     "fix_dispatch",
+    "fix_late",
     "fix_relay",
     "fix_standby",
     "fix_system",

@@ -109,11 +109,13 @@ class AnswerRows:
         if not self.own_claim:
             await self.tell_reviewers(outcome)
 
-    async def keep_evidence(self) -> None:
-        """The first report of an attempt whose outcome a person has decided."""
+    async def keep_evidence(self) -> bool:
+        """The first report of an attempt whose outcome a person has decided; False: it has reported."""
         evidence = Jsonb(bounded(self.outcome.evidence))
-        if await self.run("keep_evidence", status=self._status, evidence=evidence):
-            await self.tell_reviewers(str(self.before))
+        if not await self.run("keep_evidence", status=self._status, evidence=evidence):
+            return False
+        await self.tell_reviewers(str(self.before))
+        return True
 
     async def tell_reviewers(self, outcome: str) -> None:
         told = {"attempt_id": str(self.attempt_id), "as": outcome, "reason": self.outcome.reason}

@@ -26,6 +26,10 @@ PAUSE_AFTER: Final = 3
 """Equal generic failures in a row that pause the provider account (design-operations, section 3)."""
 
 
+_SENT_AGAIN: Final = frozenset({Phase.PREPARED, Phase.HELD, Phase.CLAIMED})
+"""Where an operation waits for its next request."""
+
+
 class Applied(StrEnum):
     """What became of the answer."""
 
@@ -133,15 +137,15 @@ class _Application:
         counts = await self._counts(job_id)
         moves = counts and operation.job_id is None and operation.phase in LATE_IDS_MOVE
         is_new, holders = await self._take_id(job_id, primary=moves or operation.job_id == job_id)
+        if self.before == "accepted":
+            await self._first_report(job_id)
+            if not is_new:
+                return Applied.RECORDED
         others = [one for one in holders if one.operation_id != operation.operation_id]
         if any(one.owns for one in others):
             return await self._collision(job_id, others)
         if counts and self.before != "accepted":
             await rows.finish("accepted")
-        elif self.before == "accepted":
-            await rows.keep_evidence()
-            if not is_new:
-                return Applied.RECORDED
         applied = Applied.RECORDED
         if moves:
             late = not (own_claim and self.before == "open")
@@ -179,6 +183,13 @@ class _Application:
             unsettled=unsettled,
         )
         if unsettled:
+            await self.rows.review("id_with_error", {"job_id": job_id, "reason": self.outcome.reason})
+
+    async def _first_report(self, job_id: str) -> None:
+        """A person had named the job; now the provider's own answer is here, perhaps with an error."""
+        first = await self.rows.keep_evidence()
+        if first and self.outcome.accounting == "unsettled" and self.operation.job_id == job_id:
+            await self.rows.run("unsettled")
             await self.rows.review("id_with_error", {"job_id": job_id, "reason": self.outcome.reason})
 
     async def _second_id(self, job_id: str) -> None:
@@ -226,8 +237,6 @@ class _Application:
         own_claim = self.rows.own_claim
         if self.before in ("open", "unknown"):
             await self.rows.finish("unknown", reason="job_id_collision")
-        elif self.before == "accepted":
-            await self.rows.keep_evidence()
         if own_claim:
             await self.rows.say(Cause.UNKNOWN, "job_id_collision")
             await self.rows.move("move", to_phase=Phase.UNCERTAIN, reason="job_id_collision", delay_s=None)
@@ -277,6 +286,10 @@ class _Application:
         if own_claim:
             await self._move_refused()
             return Applied.MOVED
+        if self.operation.phase in _SENT_AGAIN and (outcome.after == "fix" or outcome.charged is not False):
+            # Nobody knew this when it was decided to send it again: as it is, it would be paid for once more.
+            known = f"it is to be sent again, and was refused ({outcome.reason})"
+            await rows.review("contradiction", {"known": known, "after": outcome.after})
         # A refusal of one request says nothing about another that may have been accepted.
         uncertain = self.operation.phase is Phase.UNCERTAIN and not await rows.all("other_requests")
         if uncertain and outcome.after == "final":

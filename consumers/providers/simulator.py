@@ -173,7 +173,9 @@ class Simulator:
         post = self.world.posted(reference, body, fault)
         if fault is Fault.LATE_ACCEPTANCE:
             await asyncio.sleep(self.world.plan.late_s)
-        job = None if fault in WITHOUT_JOB else self.world.create(post, faults - OF_SUBMISSIONS)
+        job = self.world.same(post) if fault is Fault.SAME_JOB else None
+        if job is None and fault not in WITHOUT_JOB:
+            job = self.world.create(post, faults - OF_SUBMISSIONS)
         reply = self._without_job(call, fault) if job is None else self._with_job(job, fault)
         post["status"] = None if reply.silent else reply.status
         return reply
@@ -199,6 +201,8 @@ class Simulator:
                 return Reply(silent=True)
             case Fault.BAD_GATEWAY_WITH_JOB:
                 return _json(502, {"error": {"message": "upstream failed", "job_id": job.job_id}})
+            case Fault.ID_ELSEWHERE:
+                return _json(201, {"data": {"job_id": job.job_id, "status": job.state}})
             case Fault.ERROR_AFTER_CREATION:
                 return _json(500, {"error": {"message": "internal error"}})
             case Fault.TRUNCATED_ANSWER:

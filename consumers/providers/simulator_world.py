@@ -38,6 +38,11 @@ class Fault(StrEnum):
     TRUNCATED_ANSWER = "truncated_answer"
     SLOW_DRIP = "slow_drip"
     LATE_ACCEPTANCE = "late_acceptance"
+    ID_ELSEWHERE = "id_elsewhere"
+    """The job's id stands where no profile says that it would."""
+    # of a submission, where the answer names a job that was made before
+    SAME_JOB = "same_job"
+    """As if the provider took the request for a repetition of the last one that made a job."""
     # of a job
     JOB_FAILED = "job_failed"
     JOB_STUCK = "job_stuck"
@@ -173,6 +178,12 @@ class World:
         }
         self.posts.append(post)
         return post
+
+    def same(self, post: dict[str, Any]) -> Job | None:
+        """The job that was made last, given away once more; None when there is none. Nothing is charged."""
+        job = next(reversed(self.jobs.values()), None)
+        post["job_id"] = None if job is None else job.job_id
+        return job
 
     def create(self, post: dict[str, Any], faults: frozenset[Fault]) -> Job:
         """Make a job and charge for it."""

@@ -94,6 +94,25 @@ create trigger b_own_refusal before update on relay.operation
   for each row when (old.phase = 'submitting' and new.phase = 'rejected') execute function relay.guard_own_refusal();
 alter table relay.operation enable always trigger b_own_refusal;
 
+-- What was asked about a request whose operation had gone on, and the provider's own answer has come: asked no more.
+-- An operation that waits for a decision keeps its question; it ends when the operation moves.
+create function relay.after_late_answer() returns trigger
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  update relay.review r set state = 'superseded', revision = r.revision + 1
+   where r.operation_id = new.operation_id and r.attempt_id = new.attempt_id and r.state = 'open'
+     and (r.kind = 'uncertain_submission' or (r.kind = 'candidate_id' and new.outcome = 'accepted'))
+     and not exists (select 1 from relay.operation o
+                      where o.operation_id = new.operation_id and o.phase = 'uncertain');
+  return null;
+end;
+$$;
+create trigger d_late_answer after update on relay.attempt
+  for each row when (new.action = 'submit' and old.outcome = 'unknown' and new.outcome in ('accepted', 'refused'))
+  execute function relay.after_late_answer();
+alter table relay.attempt enable always trigger d_late_answer;
+
 -- Money ------------------------------------------------------------------------------------------------------
 
 -- A person had decided without proof and the money was disputed; now a rule of the profile says that this request
@@ -114,5 +133,5 @@ create trigger d_late_refusal after update on relay.attempt
 alter table relay.attempt enable always trigger d_late_refusal;
 
 revoke execute on function relay.earlier_request_is_in_question, relay.guard_next_request, relay.guard_own_refusal,
-  relay.after_late_refusal from public;
+  relay.after_late_answer, relay.after_late_refusal from public;
 grant execute on function relay.earlier_request_is_in_question to relay_worker;

@@ -91,6 +91,10 @@ update relay.operation
        accounting = case when %(unsettled)s and accounting in ('none', 'reserved') then 'unsettled' else accounting end
  where operation_id = %(operation_id)s and phase = %(phase)s
 
+-- name: unsettled
+update relay.operation set accounting = 'unsettled'
+ where operation_id = %(operation_id)s and phase = 'accepted' and accounting in ('none', 'reserved')
+
 -- name: move
 update relay.operation
    set phase = %(to_phase)s, phase_reason = %(reason)s,

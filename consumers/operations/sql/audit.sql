@@ -305,7 +305,7 @@ select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, w
   from (values ('operation', 'b_guard'), ('operation', 'c_journal'), ('operation', 'd_waker'),
                ('operation', 'a_forbidden'), ('attempt', 'b_guard'), ('attempt', 'c_money'),
                ('attempt', 'a_forbidden'), ('attempt', 'b_release'), ('attempt', 'b_next_request'),
-               ('attempt', 'd_late_refusal'), ('attempt', 'b_guard_restored'), ('attempt', 'b_guard_restoring'),
+               ('attempt', 'd_late_refusal'), ('attempt', 'd_late_answer'), ('attempt', 'b_guard_restored'), ('attempt', 'b_guard_restoring'),
                ('source_identity', 'b_verified'), ('source_identity', 'c_hold_restored'),
                ('operation', 'b_own_refusal'), ('review', 'b_guard'), ('review', 'c_count'),
                ('review', 'b_resolution'), ('incident_decision', 'b_guard'), ('incident_decision', 'a_forbidden'),
