@@ -109,7 +109,9 @@ begin
 end;
 $$;
 create trigger d_late_answer after update on relay.attempt
-  for each row when (new.action = 'submit' and old.outcome = 'unknown' and new.outcome in ('accepted', 'refused'))
+  for each row when (new.action = 'submit' and old.outcome = 'unknown' and new.outcome in ('accepted', 'refused')
+                     -- A person's decision resolves its own review.
+                     and new.outcome_reason is distinct from 'review')
   execute function relay.after_late_answer();
 alter table relay.attempt enable always trigger d_late_answer;
 
