@@ -39,6 +39,7 @@ REPAIR_STATE_CLEARED: Final = "repair.state_cleared"
 
 # relay consume dispatch
 DISPATCH_BEFORE_CLAIM: Final = "dispatch.before_claim"
+DISPATCH_CLAIM_UNCOMMITTED: Final = "dispatch.claim_uncommitted"
 DISPATCH_CLAIMED: Final = "dispatch.claimed"
 DISPATCH_PAYLOAD_CHECKED: Final = "dispatch.payload_checked"
 DISPATCH_REQUEST_RENDERED: Final = "dispatch.request_rendered"

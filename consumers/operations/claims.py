@@ -133,6 +133,7 @@ async def claim(
             hold_for = Hold(misfit)
             await hold(connection, won, hold_for, worker, f"{won.max_cost} {won.cost_unit} doesn't fit")
             return NotClaimed(f"it doesn't fit {_LIMITED_BY[hold_for]}")
+        failpoints.hit(failpoints.DISPATCH_CLAIM_UNCOMMITTED)
         return won
 
 

@@ -12,8 +12,11 @@ import psycopg
 _SAY: Final = """
     select set_config('relay.actor', %s, true), set_config('relay.cause', %s, true),
            set_config('relay.reason', %s, true), set_config('relay.attempt_id', %s, true),
-           set_config('relay.review_id', %s, true), set_config('relay.review_deadline_s', %s, true)
+           set_config('relay.review_id', %s, true), set_config('relay.review_deadline_s', %s, true),
+           set_config('idle_in_transaction_session_timeout', '15s', true)
 """
+# The last: a worker that is frozen, or whose machine vanished, in a transaction holds the locks of
+# its operation and of its owner's allowance; the server ends its session, so that nobody waits for ever.
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,8 @@ class Schedule:
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
         connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
         await connection.execute(
-            "select set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)",
+            "select set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),"
+            " set_config('idle_in_transaction_session_timeout', '15s', false)",
             [f"{_STATEMENT_TIMEOUT_S}s", f"{_LOCK_TIMEOUT_S}s"],
         )
         await require_worker(connection, inbox=False)

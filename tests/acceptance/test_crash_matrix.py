@@ -46,3 +46,21 @@ def test_every_failpoint_has_its_kill() -> None:
     covered = {name for part in PARTS for name in cases(part)}
     left = {name for name in failpoints.NAMES if name not in covered}
     assert {name.partition(".")[0] for name in left} == set(ELSEWHERE)
+
+
+@pytest.mark.slow
+def test_a_worker_that_freezes_in_a_transaction_keeps_nobody_else_waiting(system: System) -> None:
+    """It holds the lock of its owner's allowance, which every other claim of that owner needs."""
+    frozen = system.approve(key="frozen")
+    system.start()
+    system.kill("dispatch")
+    system.start("dispatch", failpoints=f"{failpoints.DISPATCH_CLAIM_UNCOMMITTED}=stop")
+    system.processes["dispatch"].wait_until_stopped()
+    other = system.approve(key="other")
+
+    system.start("dispatch-2")
+
+    system.wait_for_phase(other, "succeeded")
+    system.wait_for_phase(frozen, "succeeded")
+    system.kill("dispatch")
+    assert system.posts(frozen) == system.posts(other) == 1

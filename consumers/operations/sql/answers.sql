@@ -2,7 +2,9 @@
 -- The spool forgets what was committed: a weaker setting of the server's must not forget it too.
 select set_config('synchronous_commit',
          case when current_setting('synchronous_commit') in ('on', 'remote_apply')
-              then current_setting('synchronous_commit') else 'on' end, true)
+              then current_setting('synchronous_commit') else 'on' end, true),
+       -- See ground.py: who freezes with its locks held must not hold them for ever.
+       set_config('idle_in_transaction_session_timeout', '15s', true)
 
 -- name: lock_operations
 -- Everybody whom one of the ids concerns, in one order: two answers never wait for each other.

@@ -28,8 +28,10 @@ select ordinal, name, url, content_type, expected_bytes, expected_sha256, stored
   from relay.output where operation_id = %(parent)s order by ordinal
 
 -- name: lock_claim
--- Whoever writes under a claim holds the operation's row, so that the lease can't be taken away meanwhile.
-select cancel_requested from relay.operation
+-- Whoever writes under a claim holds the operation's row, so that the lease can't be taken away meanwhile; and
+-- not for ever, if it freezes (see ground.py).
+select cancel_requested, set_config('idle_in_transaction_session_timeout', '15s', true)
+  from relay.operation
  where operation_id = %(operation_id)s and phase = 'claimed' and claim_token = %(token)s for update
 
 -- name: record_part

@@ -15,7 +15,8 @@ select o.operation_id, o.version, o.phase, o.is_final, o.job_id, o.provider, o.a
  where o.operation_id = %(operation_id)s
 
 -- name: lock
-select phase from relay.operation where operation_id = %(operation_id)s for update
+select phase, set_config('idle_in_transaction_session_timeout', '15s', true) -- see ground.py
+  from relay.operation where operation_id = %(operation_id)s for update
 
 -- name: begin
 insert into relay.attempt (attempt_id, operation_id, action, dispatch_no, worker)

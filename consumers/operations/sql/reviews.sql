@@ -22,7 +22,9 @@ select review_id, operation_id from relay.review
 -- A decision that was acknowledged must not be lost to a weaker setting of the server's.
 select set_config('synchronous_commit',
          case when current_setting('synchronous_commit') in ('on', 'remote_apply')
-              then current_setting('synchronous_commit') else 'on' end, true)
+              then current_setting('synchronous_commit') else 'on' end, true),
+       -- See ground.py: who freezes with its locks held must not hold them for ever.
+       set_config('idle_in_transaction_session_timeout', '15s', true)
 
 -- name: lock_operation
 select operation_id from relay.operation where operation_id = %(operation_id)s for update
