@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from msgspec import field as value
 
 from consumers.providers import json_path
+from consumers.providers.webhooks import Webhooks
 from relay.errors import UsageError
 
 _MIB: Final = 1024 * 1024
@@ -216,6 +217,13 @@ class Limits(_Part, frozen=True, kw_only=True):
     output_bytes: Bytes = 4096 * _MIB
     download_deadline_s: Duration = 1800.0
     redirects: Annotated[int, Meta(ge=0, le=20)] = 5
+    submits_at_once: Count | None = None
+    """Submissions under way at one time, of all processes together. None, here and below: no such limit."""
+    submits_per_s: Duration | None = None
+    jobs_at_once: Count | None = None
+    """Operations of the account that were submitted and whose job isn't known to have ended."""
+    polls_at_once: Count | None = None
+    polls_per_s: Duration | None = None
 
 
 class Pacing(_Part, frozen=True, kw_only=True):
@@ -265,6 +273,8 @@ class Profile(_Part, frozen=True, kw_only=True):
     """Attempts that sent nothing, in a row, before a person is asked."""
     unsent: Pacing = value(default_factory=lambda: Pacing(min_s=1.0, max_s=60.0))
     poll: Pacing = value(default_factory=lambda: Pacing(min_s=5.0, max_s=120.0, factor=1.5))
+    webhooks: Webhooks | None = None
+    """None: the provider sends none, or signs them in a way that can't be checked here."""
     give_up_s: Duration = 86400.0
     """A job that runs longer than this gets a review and slow polling; it never fails by this."""
     not_found_grace_s: Seconds = 60.0
