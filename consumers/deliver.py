@@ -174,7 +174,7 @@ class Deliver(Consumer):
             ctx.log.info("stored", parent=str(work.held.delivery.parent_operation_id))
 
     async def _fetch_missing(self, work: Work, ctx: Context) -> None:
-        # Parts whose URL is as new as an observation could make it, and hasn't given a byte since.
+        # Parts whose URL is new, with no byte from any since: a URL that expires later is asked for again.
         fresh: set[int] = set()
         while missing := await self._missing(work, ctx):
             for part in missing:
@@ -207,7 +207,7 @@ class Deliver(Consumer):
                 )
             finally:
                 if incoming.size != before:
-                    fresh.discard(part.ordinal)
+                    fresh.clear()
             failpoints.hit(failpoints.DELIVER_DOWNLOADED)
             wrong = differs(part, downloaded)
             if wrong is not None:
@@ -219,8 +219,12 @@ class Deliver(Consumer):
             await incoming.place()
         failpoints.hit(failpoints.DELIVER_PLACED)
         async with ctx.pool.connection() as connection:
-            if await deliveries.record_part(connection, work.held, part, key=key, downloaded=downloaded):
-                raise CancelRequested
+            cancelled = await deliveries.record_part(
+                connection, work.held, part, key=key, downloaded=downloaded
+            )
+        failpoints.hit(failpoints.DELIVER_RECORDED)
+        if cancelled:
+            raise CancelRequested
 
     async def _refresh(self, work: Work, ctx: Context) -> None:
         """New URLs by observing the job. Raises OutputExpired when the provider has none any more, and

@@ -65,8 +65,10 @@ COLLECT_ANSWER_APPLIED: Final = "collect.answer_applied"
 
 # relay consume deliver
 DELIVER_CLAIMED: Final = "deliver.claimed"
+DELIVER_RECEIVING: Final = "deliver.receiving"
 DELIVER_DOWNLOADED: Final = "deliver.downloaded"
 DELIVER_PLACED: Final = "deliver.placed"
+DELIVER_RECORDED: Final = "deliver.recorded"
 DELIVER_STORED: Final = "deliver.stored"
 
 # every consumer

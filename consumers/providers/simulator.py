@@ -265,6 +265,12 @@ class Simulator:
             case Fault.OUTPUT_EXPIRED_ONCE as fault if call.query == f"seen={job.polls_needed}":
                 self.world.fired[fault] += 1
                 return self._served(job_id, name, Reply(status=410))
+            case Fault.OUTPUT_SHORT_LIVED as fault if (
+                call.query == f"seen={job.polls_needed}"
+                or job.given_out.setdefault(call.query, index) != index
+            ):
+                self.world.fired[fault] += 1
+                return self._served(job_id, name, Reply(status=410))
             case Fault.OUTPUT_CUT as fault if job.downloads[index] == 1:
                 self.world.fired[fault] += 1
                 return self._served(job_id, name, replace(content, cut_after=len(content.body) // 2))

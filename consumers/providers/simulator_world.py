@@ -51,6 +51,8 @@ class Fault(StrEnum):
     """Every URL of the job has expired."""
     OUTPUT_EXPIRED_ONCE = "output_expired_once"
     """The URLs of the first observation have expired; those of a later one work."""
+    OUTPUT_SHORT_LIVED = "output_short_lived"
+    """The URLs of the first observation have expired; those of a later one give one file, and expire then."""
     OUTPUT_CUT = "output_cut"
     """The first download of each file is cut in the middle."""
 
@@ -65,7 +67,9 @@ WITHOUT_JOB: Final = frozenset(
     }
 )
 OF_JOBS: Final = frozenset({Fault.JOB_FAILED, Fault.JOB_STUCK})
-OF_FILES: Final = frozenset({Fault.OUTPUT_EXPIRED, Fault.OUTPUT_EXPIRED_ONCE, Fault.OUTPUT_CUT})
+OF_FILES: Final = frozenset(
+    {Fault.OUTPUT_EXPIRED, Fault.OUTPUT_EXPIRED_ONCE, Fault.OUTPUT_SHORT_LIVED, Fault.OUTPUT_CUT}
+)
 OF_SUBMISSIONS: Final = frozenset(Fault) - OF_JOBS - OF_FILES
 
 
@@ -112,6 +116,8 @@ class Job:
     polls: int = 0
     cancelled: bool = False
     downloads: Counter[int] = field(default_factory=Counter)
+    given_out: dict[str, int] = field(default_factory=dict)
+    """By an observation's mark in its URLs: the file that they gave."""
 
     @property
     def state(self) -> str:

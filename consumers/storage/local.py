@@ -25,6 +25,7 @@ from obstore.store import LocalStore
 from consumers.providers.download import Kept
 from consumers.storage.contract import StorageError, Wanted
 from consumers.storage.keys import as_uuid
+from relay import failpoints
 from relay.errors import UsageError
 
 INCOMING: Final = ".incoming"
@@ -187,6 +188,7 @@ class LocalIncoming:
             await asyncio.to_thread(self._begin, kept)
 
     async def write(self, chunk: bytes) -> None:
+        failpoints.hit(failpoints.DELIVER_RECEIVING)
         self._buffer += chunk
         self._hash.update(chunk)
         self._size += len(chunk)

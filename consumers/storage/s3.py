@@ -20,6 +20,7 @@ from consumers.providers.download import Kept
 from consumers.storage.contract import StorageError, Wanted
 from consumers.storage.keys import operation_of
 from consumers.storage.s3_uploads import Uploads
+from relay import failpoints
 from relay.errors import UsageError
 
 _PART_BYTES: Final = 8 * 1024 * 1024
@@ -129,6 +130,7 @@ class S3Incoming:
         self._kept = kept
 
     async def write(self, chunk: bytes) -> None:
+        failpoints.hit(failpoints.DELIVER_RECEIVING)
         self._buffer += chunk
         self._hash.update(chunk)
         self._size += len(chunk)

@@ -124,6 +124,16 @@ async def test_an_expired_url_is_refreshed_by_one_get_and_never_by_a_new_job(sce
     assert files(scene) == served(scene)
 
 
+async def test_urls_that_expire_faster_than_all_files_are_fetched_are_refreshed_again(scene: Scene) -> None:
+    """Each observation's URLs give one file. Only a URL that is new and gives nothing is expired for good."""
+    operation_id, delivery = await succeeded(scene, Fault.OUTPUT_SHORT_LIVED)
+    assert len(served(scene)) == 2
+    assert await deliver(scene, delivery) == "stored"
+    assert files(scene) == served(scene)
+    truth = scene.simulator.truth()
+    assert (len(truth["posts"]), truth["gets"][scene.operation(operation_id, "job_id")]) == (1, 3)
+
+
 async def test_an_output_that_stays_expired_fails_the_delivery_and_asks_a_person(scene: Scene) -> None:
     operation_id, delivery = await succeeded(scene, Fault.OUTPUT_EXPIRED)
     assert await deliver(scene, delivery) == "failed"
