@@ -13,13 +13,14 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from consumers.leftover import told
 from consumers.operations import claims
 from consumers.operations.access import require_worker
 from consumers.operations.answers import Applied, apply_submission, attempted
 from consumers.operations.lifecycle import Hold
 from consumers.operations.specification import specification_hash
 from consumers.payloads import PayloadChanged, Payloads, PayloadUnreachable
-from consumers.providers.answer import Answer, from_record, to_record
+from consumers.providers.answer import Answer, to_record
 from consumers.providers.outcome import Submission, classify_submission
 from consumers.providers.profile import Profile
 from consumers.providers.request import Request, render_submit
@@ -330,7 +331,7 @@ class Dispatch(Consumer):
             if found is None:
                 raise self._unknown_attempt(attempt_id)
             profile = await self._providers.profile(connection, found.provider, found.profile_digest)
-        outcome = _leftover(entry, profile, self._providers.secrets(profile.name))
+        outcome = told(entry, profile, self._providers.secrets(profile.name))
         await self._apply(attempt_id, found.operation_id, outcome, profile, ctx)
         self._spool.applied(entry.attempt_id)
 
@@ -339,27 +340,13 @@ class Dispatch(Consumer):
             f"The database doesn't know the attempt {attempt_id}, and the spool does.",
             meaning="The database was restored from before the POST, or the spool is another database's;"
             " until that is settled this worker claims nothing.",
-            remedy=f"Look at its entry in {self._spool.folder}, and at the provider's own list of jobs.",
+            remedy="After a restore, `relay ops reconcile` brings the attempt back, and this worker goes"
+            " on. Else look"
+            f" at its entry in {self._spool.folder} (`relay spool list`) and at the provider's own list of"
+            f" jobs.",
         )
 
 
 def _asked(event: Event) -> tuple[UUID, int]:
     """Which operation the event asks to dispatch, and which entry into `prepared` it speaks of."""
     return UUID(str(event.payload["operation_id"])), int(event.payload["dispatch_no"])
-
-
-def _leftover(entry: SpoolEntry, profile: Profile, secrets: tuple[str, ...]) -> Submission:
-    """What an earlier process left: its answer, or only that it was about to send."""
-    if entry.answer is not None and not entry.damaged:
-        try:
-            answer = from_record(entry.answer, secrets=secrets)
-        except (KeyError, ValueError, TypeError) as error:
-            # The file stays readable by people until it is applied; nothing in it can be believed.
-            evidence = {"spool": "unreadable answer", "error": repr(error)}
-            return Submission(verdict="unknown", reason="sender_lost", evidence=evidence)
-        return classify_submission(profile, answer)
-    return Submission(
-        verdict="unknown",
-        reason="sender_lost",
-        evidence={"spool": "damaged" if entry.damaged else "sending, and no answer"},
-    )

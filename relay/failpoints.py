@@ -90,6 +90,9 @@ REVIEW_JOB_LOOKED_UP: Final = "review.job_looked_up"
 REVIEW_UNCOMMITTED: Final = "review.uncommitted"
 REVIEW_RESOLVED: Final = "review.resolved"
 
+# relay spool import
+SPOOL_IMPORT_APPLIED: Final = "spool_import.applied"
+
 # relay ops reconcile
 RECONCILE_READ: Final = "reconcile.read"
 RECONCILE_PHANTOM_TOLD: Final = "reconcile.phantom_told"

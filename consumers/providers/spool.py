@@ -173,7 +173,7 @@ class Spool:
         if self._lock < 0:
             return
         if not any(self._own.glob(f"*{_SUFFIX}")):
-            _remove(self._own)
+            remove_folder(self._own)
         os.close(self._lock)
         self._lock = -1
 
@@ -183,7 +183,7 @@ class Spool:
         return self._own / f"{attempt_id}{_SUFFIX}"
 
     def _adopt(self, other: Path) -> int:
-        lock = _try_lock(other)
+        lock = try_lock(other)
         if lock is None:
             return 0
         adopted = 0
@@ -194,7 +194,7 @@ class Spool:
                 adopted += 1
             if adopted:
                 _sync_folder(self._own)
-            _remove(other)
+            remove_folder(other)
         finally:
             os.close(lock)
         return adopted
@@ -277,12 +277,12 @@ def _new_locked_folder(folder: Path) -> tuple[Path, int]:
     while True:
         own = folder / f"{os.getpid()}-{secrets.token_hex(8)}"
         own.mkdir(mode=_FOLDER_MODE)
-        lock = _try_lock(own)
+        lock = try_lock(own)
         if lock is not None:
             return own, lock
 
 
-def _try_lock(folder: Path) -> int | None:
+def try_lock(folder: Path) -> int | None:
     """A descriptor that holds the lock of `folder`, or None when another process has it or removed it."""
     path = folder / _LOCK
     try:
@@ -301,7 +301,7 @@ def _try_lock(folder: Path) -> int | None:
     return lock
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove an empty, locked sub-folder. One that has something else in it stays."""
     (folder / _LOCK).unlink(missing_ok=True)
     try:
