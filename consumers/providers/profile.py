@@ -220,8 +220,6 @@ class Limits(_Part, frozen=True, kw_only=True):
     submits_at_once: Count | None = None
     """Submissions under way at one time, of all processes together. None, here and below: no such limit."""
     submits_per_s: Duration | None = None
-    jobs_at_once: Count | None = None
-    """Operations of the account that were submitted and whose job isn't known to have ended."""
     polls_at_once: Count | None = None
     polls_per_s: Duration | None = None
 

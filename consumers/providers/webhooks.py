@@ -1,5 +1,5 @@
-"""Whether a webhook is the provider's own, and which job it is about. Pure; what its body says of the job's state
-is never read: a webhook only says that it is time to look.
+"""Whether a webhook is the provider's own, and which job it is about. Pure; what its body says of the job is
+never believed: a webhook only says that it is time to look.
 """
 
 import base64
