@@ -8,6 +8,8 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 from uuid import UUID, uuid4
 
@@ -69,7 +71,10 @@ class Dispatch(Consumer):
 
     async def handle(self, event: Event, ctx: Context) -> None:
         self._require_written()
-        await self._apply_leftovers(ctx)
+        with _the_workers_own_fault():
+            await self._apply_leftovers(ctx)
+            # Seen only in the hook, it would count as a provider that can't be reached.
+            self._spool.require_room()
         await self._require_configured(event, ctx)
         failpoints.hit(failpoints.DISPATCH_BEFORE_CLAIM)
         async with ctx.uncancelled():
@@ -87,6 +92,9 @@ class Dispatch(Consumer):
             await self._record(claimed, provider.profile, answer, ctx)
         if answer.cancelled:
             raise asyncio.CancelledError
+        if isinstance(answer.hook_error, SpoolError):
+            with _the_workers_own_fault():
+                raise answer.hook_error
 
     # Before the first byte ---------------------------------------------------------------------------
 
@@ -246,7 +254,12 @@ class Dispatch(Consumer):
         finally:
             self._in_flight.discard(attempt)
         failpoints.hit(failpoints.DISPATCH_ANSWER_APPLIED)
-        self._spool.applied(attempt)
+        try:
+            self._spool.applied(attempt)
+        except SpoolError as error:
+            # The event is done. The entry is applied again, without effect, before the next claim.
+            ctx.log.error("the spool's entry could not be removed", error=str(error))
+            self._leftovers = True
 
     async def _apply(
         self, attempt_id: UUID, operation_id: UUID, outcome: Submission, profile: Profile, ctx: Context
@@ -325,7 +338,14 @@ class Dispatch(Consumer):
                 raise
 
     async def _apply_leftover(self, entry: SpoolEntry, ctx: Context) -> None:
-        attempt_id = UUID(entry.attempt_id)
+        try:
+            attempt_id = UUID(entry.attempt_id)
+        except ValueError:
+            raise SpoolError(
+                f"The spool has {entry.path}, which is not an attempt's entry.",
+                meaning="It may hold an answer; this worker claims nothing beside it.",
+                remedy="Move it out of the spool if it is none of the dispatcher's.",
+            ) from None
         async with ctx.pool.connection() as connection:
             found = await attempted(connection, attempt_id)
             if found is None:
@@ -345,6 +365,18 @@ class Dispatch(Consumer):
             f" at its entry in {self._spool.folder} (`relay spool list`) and at the provider's own list of"
             f" jobs.",
         )
+
+
+@contextmanager
+def _the_workers_own_fault() -> Iterator[None]:
+    """Whatever is wrong with this process's spool or settings, nothing is wrong with the event that came
+    upon it: it waits, and is never parked. Raises Unavailable in its place."""
+    try:
+        yield
+    except (SpoolError, UsageError, SchemaError) as error:
+        raise Unavailable(
+            error.message, meaning=error.meaning or "Nothing was claimed.", remedy=error.remedy
+        ) from error
 
 
 def _asked(event: Event) -> tuple[UUID, int]:

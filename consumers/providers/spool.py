@@ -5,6 +5,7 @@ database can't be told. It never decides anything, and an entry leaves only when
       <process>/                  0700, one per process
         lock                      flock: held as long as that process lives
         <attempt_id>.jsonl        0600, one per attempt: a line `sending`, then a line `answer`
+        room                      0600, there for an instant: whether the disk would take an entry
 
 A line is written whole and synced before anything that relies on it happens. A last line without its newline
 was torn by a crash, so nothing relied on it: it counts as not written.
@@ -25,6 +26,9 @@ from typing import Any, Final
 from relay.errors import RelayError
 
 _LOCK: Final = "lock"
+_ROOM: Final = "room"
+_ROOM_BYTES: Final = 2 * 1024 * 1024
+"""What an entry may take: an answer of 1 MiB in base64, and its head."""
 _SUFFIX: Final = ".jsonl"
 _PROCESS: Final = re.compile(r"[0-9]+-[0-9a-f]{16}")
 """A sub-folder's name; whatever else lies in the folder, a volume's own lost+found above all, isn't ours."""
@@ -61,6 +65,8 @@ class Spool:
         self._own = own
         self._lock = lock
         self._adopting = threading.Lock()
+        self._suspect = False
+        """A write failed: a disk may take the room for an entry, and not the entry."""
 
     @classmethod
     def open(cls, folder: Path) -> "Spool":
@@ -99,6 +105,25 @@ class Spool:
                 ) from error
         return adopted
 
+    def require_room(self) -> None:
+        """Whether an entry can be written, asked before anything is claimed that would need one. Raises
+        SpoolError when it can't: the folder is gone or may not be written, or the disk is full."""
+        path = self._own / _ROOM
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
+            try:
+                os.posix_fallocate(file, 0, _ROOM_BYTES)
+                if self._suspect:
+                    os.pwrite(file, b"\0" * _ROOM_BYTES, 0)
+                    os.fsync(file)
+            finally:
+                os.close(file)
+                path.unlink()
+        except OSError as error:
+            self._suspect = True
+            raise _refused("can't be written", self._own, error, meaning="Nothing is claimed.") from error
+        self._suspect = False
+
     def sending(self, attempt_id: str, operation_id: str, **details: Any) -> None:
         """Record that the next thing to happen is the first byte. `details` must be JSON-able. Raises
         SpoolError when the disk doesn't have it: then nothing may be sent."""
@@ -120,6 +145,7 @@ class Spool:
                 meaning="The attempt was about to be sent a second time; nothing was sent now.",
             ) from None
         except OSError as error:
+            self._suspect = True
             raise _refused("can't be written", path, error, meaning=meaning) from error
         try:
             try:
@@ -128,6 +154,7 @@ class Spool:
                 os.close(file)
             _sync_folder(self._own)
         except OSError as error:
+            self._suspect = True
             path.unlink(missing_ok=True)
             raise _refused("can't be written", path, error, meaning=meaning) from error
 
@@ -146,6 +173,7 @@ class Spool:
             if is_new:
                 _sync_folder(self._own)
         except OSError as error:
+            self._suspect = True
             raise _refused(
                 "can't be written",
                 path,
@@ -303,6 +331,7 @@ def try_lock(folder: Path) -> int | None:
 
 def remove_folder(folder: Path) -> None:
     """Remove an empty, locked sub-folder. One that has something else in it stays."""
+    (folder / _ROOM).unlink(missing_ok=True)
     (folder / _LOCK).unlink(missing_ok=True)
     try:
         folder.rmdir()
