@@ -65,8 +65,8 @@ def part(*, size: int | None = None, sha256: str | None = None, content_type: st
     )
 
 
-def got(content_type: str | None = None) -> Downloaded:
-    return Downloaded(sha256="a" * 64, size=3, content_type=content_type, final_url="")
+def got(content_type: str | None = None, *, framed: bool = True) -> Downloaded:
+    return Downloaded(sha256="a" * 64, size=3, content_type=content_type, final_url="", framed=framed)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,9 @@ def got(content_type: str | None = None) -> Downloaded:
         (part(content_type="image/png"), got("Image/PNG; q=1"), True),
         (part(content_type="image/png"), got("binary/octet-stream"), True),
         (part(content_type="image/png", sha256="a" * 64), got("text/html"), True),
+        (part(), got(framed=False), False),
+        (part(size=3), got(framed=False), True),
+        (part(sha256="a" * 64), got(framed=False), True),
     ],
 )
 def test_a_download_is_the_file_that_was_announced(
