@@ -268,11 +268,26 @@ class Dispatch(Consumer):
 
         Raises Unavailable when the process must end first, or the database refuses it: the spool keeps it.
         """
+        try:
+            applied = await self._written(attempt_id, operation_id, outcome, profile, ctx)
+        finally:
+            self._unwritten.discard(attempt_id)
+        if applied is Applied.NO_ATTEMPT:
+            raise self._unknown_attempt(attempt_id)
+        about = {"operation_id": str(operation_id), "reason": outcome.reason, "result": str(applied)}
+        if outcome.verdict == "unknown":
+            ctx.log.warning("uncertain", look=f"relay review show {operation_id}", **about)
+        else:
+            ctx.log.info("answer applied", verdict=outcome.verdict, **about)
+
+    async def _written(
+        self, attempt_id: UUID, operation_id: UUID, outcome: Submission, profile: Profile, ctx: Context
+    ) -> Applied:
         wait_s, longest_s = APPLY_BACKOFF_S
         while True:
             try:
                 async with ctx.pool.connection() as connection:
-                    applied = await apply_submission(
+                    return await apply_submission(
                         connection,
                         attempt_id=attempt_id,
                         operation_id=operation_id,
@@ -291,7 +306,6 @@ class Dispatch(Consumer):
                     ) from error
                 await asyncio.sleep(wait_s)
                 wait_s = min(longest_s, wait_s * 2)
-                continue
             except psycopg.Error as error:
                 # No event is at fault, so none may be parked: the worker waits until it is mended.
                 raise Unavailable(
@@ -299,15 +313,6 @@ class Dispatch(Consumer):
                     meaning="It is kept in the spool, nothing is sent again, and nothing new is claimed.",
                     remedy=f"`relay ops show {operation_id}` shows how the operation is now.",
                 ) from error
-            self._unwritten.discard(attempt_id)
-            if applied is Applied.NO_ATTEMPT:
-                raise self._unknown_attempt(attempt_id)
-            about = {"operation_id": str(operation_id), "reason": outcome.reason, "result": str(applied)}
-            if outcome.verdict == "unknown":
-                ctx.log.warning("uncertain", look=f"relay review show {operation_id}", **about)
-            else:
-                ctx.log.info("answer applied", verdict=outcome.verdict, **about)
-            return
 
     def _require_written(self) -> None:
         """While an answer can't be written, nothing more is sent whose answer couldn't be either."""
