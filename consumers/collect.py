@@ -1,13 +1,15 @@
-"""Collect: for each `collection.requested` at most one GET, and what it proves is recorded.
+"""Collect: for each `collection.requested` at most one GET, and what it proves is recorded; for each
+`evidence.requested` what the provider knows about a review's question.
 
 It never sends anything but a GET, never decides from the event alone, and never ends an operation because
-time has passed. An event may come again at any time: that costs one GET at most.
+time has passed. An event may come again at any time: that costs GETs and nothing else.
 """
 
 import os
 import socket
 from uuid import UUID
 
+from consumers.evidence import Collector
 from consumers.operations import observations
 from consumers.operations.access import require_worker
 from consumers.operations.lifecycle import Phase
@@ -22,7 +24,7 @@ class Collect(Consumer):
     """The pacing is in the database: the next event comes when the next poll is due."""
 
     name = "collect"
-    topics = ("collection.requested",)
+    topics = ("collection.requested", "evidence.requested")
 
     def __init__(self) -> None:
         self._actor = f"collect@{socket.gethostname()}:{os.getpid()}"
@@ -30,10 +32,14 @@ class Collect(Consumer):
 
     async def open(self, ctx: Context) -> None:
         self._providers = Providers(ctx.settings)
+        self._collector = Collector(self._providers, self._unseen, self._actor)
         async with ctx.pool.connection() as connection:
             await require_worker(connection)
 
     async def handle(self, event: Event, ctx: Context) -> None:
+        if event.type == "evidence.requested":
+            await self._collector.handle(event, ctx)
+            return
         operation_id = UUID(str(event.payload["operation_id"]))
         async with ctx.pool.connection() as connection:
             found = await observations.load(connection, operation_id)

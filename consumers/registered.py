@@ -8,8 +8,9 @@ import psycopg
 from consumers.operations import providers
 from consumers.providers.answer import Answer
 from consumers.providers.client import ProviderClient
+from consumers.providers.listing import Interval, Listed, read_page, render_listing
 from consumers.providers.observation import Observation, classify_observation
-from consumers.providers.profile import Profile
+from consumers.providers.profile import Listing, Profile
 from consumers.providers.request import render_observe, require_settings
 from relay.errors import UsageError
 from relay.settings import ProviderSettings, Settings
@@ -72,6 +73,35 @@ class Providers:
         else:
             answer = await provider.client.observe(request, profile.observe.deadline_s)
         return answer, classify_observation(profile, answer, job_id=job_id)
+
+    async def list_page(
+        self,
+        profile: Profile,
+        listing: Listing,
+        listed: Listed,
+        *,
+        operation_id: str,
+        interval: Interval,
+    ) -> Answer:
+        """One GET for the next page of the provider's list, read into `listed`. Whatever goes wrong makes the
+        list incomplete, a missing URL or credential as well."""
+        try:
+            provider = self.provider(profile)
+            request = render_listing(
+                profile,
+                listing,
+                provider.base_url,
+                operation_id=operation_id,
+                interval=interval,
+                cursor=listed.cursor,
+                secret=provider.secret,
+            )
+        except UsageError as error:
+            answer = Answer(error=str(error))
+        else:
+            answer = await provider.client.observe(request, listing.deadline_s)
+        read_page(listing, answer, listed, operation_id=operation_id)
+        return answer
 
     def secrets(self, name: str) -> tuple[str, ...]:
         """Texts that evidence from the provider `name` must not contain, if any is configured here."""

@@ -62,6 +62,7 @@ COLLECT_BEFORE_GET: Final = "collect.before_get"
 COLLECT_ANSWER_RECEIVED: Final = "collect.answer_received"
 COLLECT_ANSWER_UNCOMMITTED: Final = "collect.answer_uncommitted"
 COLLECT_ANSWER_APPLIED: Final = "collect.answer_applied"
+COLLECT_EVIDENCE_GATHERED: Final = "collect.evidence_gathered"
 
 # relay consume deliver
 DELIVER_CLAIMED: Final = "deliver.claimed"

@@ -17,7 +17,10 @@ PARTS: Final = (*CONSUMERS, "schedule", "review")
 LONGER_THAN_ANY_LEASE: Final = "20 minutes"
 SERVER_ACCEPTED: Final = f"{failpoints.DISPATCH_BODY_SENT} (the server accepted)"
 """Not a place in our code: we stand still after the last byte until the provider has made the job."""
-FAULTS: Final[dict[str, tuple[Fault, ...]]] = {}
+FAULTS: Final[dict[str, tuple[Fault, ...]]] = {
+    # A review, about whose job the provider is asked.
+    failpoints.COLLECT_EVIDENCE_GATHERED: (Fault.BAD_GATEWAY_WITH_JOB,),
+}
 """What must happen to an operation's job so that its path leads past the failpoint."""
 
 

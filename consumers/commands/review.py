@@ -97,6 +97,19 @@ def show(ctx: click.Context, *, review: UUID, as_json: bool) -> None:
         draw(review_screen(sight.review, sight.whole, judgement))
 
 
+@command.command("ask", short_help="Have the provider asked once more.")
+@click.argument("review", type=Id())
+@click.pass_context
+def ask(ctx: click.Context, *, review: UUID) -> None:
+    """Have `relay consume collect` ask the provider about REVIEW once more; it decides nothing."""
+
+    async def work(connection: Connection, _: Settings) -> UUID:
+        return await reviews.ask_again(connection, review)
+
+    asked = with_database(ctx, work)
+    click.echo(f"Asked. What comes is in: relay review show {asked}")
+
+
 @command.command("resolve", short_help="Take a decision, with its reason.")
 @click.argument("review", type=Id())
 @click.argument("resolution", type=click.Choice(WORDS))

@@ -22,6 +22,7 @@ from consumers.operations.resolutions import (
     typed,
     words,
 )
+from consumers.providers.document import job_id
 from relay.errors import RelayError
 
 
@@ -112,6 +113,11 @@ def require_possible(seen: Whole, decision: Decision) -> None:
         )
     if decision.resolution in NAMES_A_JOB and not decision.job_id:
         raise Refused("The id of the job is missing.", remedy="Say --job-id ID.")
+    if decision.job_id is not None and job_id(decision.job_id) is None:
+        raise Refused(
+            f"{decision.job_id[:80]!r} is no id of a job: those have 1 to 512 characters without controls.",
+            meaning="Nothing was changed.",
+        )
     if decision.resolution is Resolution.CHOOSE_PRIMARY:
         _require_choice(seen, decision)
     if decision.resolution is Resolution.SETTLE:

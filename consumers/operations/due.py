@@ -228,6 +228,19 @@ async def escalate(connection: _Connection, limit: int) -> list[Escalated]:
         return [Escalated(*row) for row in await cursor.fetchall()]
 
 
+async def evidence_due(connection: _Connection, limit: int) -> list[tuple[UUID, UUID]]:
+    """Open reviews, each with its operation, about which the provider is to be asked (again)."""
+    cursor = await connection.execute(_SQL["evidence_due"], {"limit": limit})
+    return await cursor.fetchall()
+
+
+async def emit_evidence(connection: _Connection, review_id: UUID) -> bool:
+    """Write the event that asks for evidence. False: somebody else did, or the review is closed."""
+    async with connection.transaction():
+        row = await _one(connection, "emit_evidence", {"review_id": review_id})
+    return row is not None and row[0] is not None
+
+
 # Health ----------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,8 @@ def push(connection: psycopg.Connection[Any], profiles: Iterable[Profile]) -> li
                 "document": one.text,
             }
             connection.execute(_SQL["push_profile"], parameters)
+            for kind, seconds in one.review_deadlines_s.items():
+                connection.execute(_SQL["push_deadline"], parameters | {"kind": kind, "seconds": seconds})
             if connection.execute(_SQL["push_account"], parameters).rowcount:
                 changed.append(one.name)
     return changed

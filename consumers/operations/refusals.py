@@ -36,7 +36,20 @@ KNOWN: Final = {
         "Nothing was changed.",
         "An amount has at most fourteen digits before the point and six after it.",
     ),
-    "23514": ("Nothing was changed.", "Look at the value that you gave."),
+    "22023": ("Nothing was changed.", "Look at the value that you gave."),
+}
+# What a constraint's name stands for, for whoever gave the value; Postgres' own words show tables and rows.
+RULES: Final = {
+    "remote_job_job_id_check": "An id has 1 to 512 characters, and no control is among them.",
+    "review_evidence_check": "A review keeps 256 KiB of evidence, and this one is full.",
+    "incident_evidence_check": "An incident keeps 256 KiB of evidence, and this is more.",
+    "incident_decision_decision_check": "A decision has 1 to 4000 characters, and isn't empty.",
+    "incident_decision_decided_by_check": "Who decides is named in 1 to 200 characters.",
+    "allowance_owner_id_check": "An owner is named in 1 to 200 characters.",
+    "allowance_unit_check": "A unit is named in 1 to 40 characters.",
+    "allowance_limit_amount_check": "A limit is zero or more.",
+    "outbox_payload_fits": "The event would be larger than a record of Kafka's may be (900,000 bytes).",
+    "outbox_headers_fit": "The event's headers would be larger than 8 KiB.",
 }
 
 
@@ -44,6 +57,10 @@ def sentence(error: psycopg.Error) -> RelayError | None:
     """`error` for a person; None when it is no refusal that we know, but a fault."""
     said = (error.diag.message_primary or str(error)).strip()
     said = said[:1].upper() + said[1:] + ("" if said.endswith(".") else ".")
+    if isinstance(error, psycopg.IntegrityError):
+        return Refused(
+            _rule(error.diag), meaning="Nothing was changed.", remedy="Look at the value that you gave."
+        )
     known = KNOWN.get(error.sqlstate or "")
     if known is not None:
         meaning, remedy = known
@@ -54,6 +71,16 @@ def sentence(error: psycopg.Error) -> RelayError | None:
             remedy="Check RELAY_DATABASE_URL and the server, then try again.",
         )
     return None
+
+
+def _rule(diag: psycopg.errors.Diagnostic) -> str:
+    """Which rule a constraint stands for. Its row, which may be somebody's data, is never shown."""
+    place = ".".join(filter(None, (diag.schema_name, diag.table_name)))
+    if diag.constraint_name in RULES:
+        return RULES[diag.constraint_name]
+    if diag.column_name:
+        return f"{place}.{diag.column_name} can't be empty."
+    return f"The rule {diag.constraint_name} of {place} refuses a value."
 
 
 @contextmanager

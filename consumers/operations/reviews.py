@@ -95,6 +95,19 @@ async def resolve(
     return resolved
 
 
+async def ask_again(connection: Connection, wanted: UUID) -> UUID:
+    """Have the provider asked about an open review once more, by whoever collects. Returns its id. Raises
+    Refused when there is no such review, or it is closed."""
+    async with connection.transaction():
+        review_id, operation_id = await _find(connection, wanted)
+        await connection.execute(_SQL["lock_operation"], {"operation_id": operation_id})
+        done = await connection.execute(_SQL["ask_again"], {"review_id": review_id})
+        if done.rowcount != 1:
+            raise Refused(f"The review {review_id} is closed: there is nothing left to ask.")
+        await connection.execute(_SQL["emit_evidence"], {"review_id": review_id})
+    return review_id
+
+
 async def _find(connection: Connection, wanted: UUID) -> tuple[UUID, UUID]:
     row = await (await connection.execute(_SQL["find"], {"wanted": wanted})).fetchone()
     if row is None:

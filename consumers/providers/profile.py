@@ -14,7 +14,7 @@ import yaml
 from msgspec import Meta, Struct
 from msgspec import field as value
 
-from consumers.providers import json_path
+from consumers.providers import json_path, profile_yaml
 from consumers.providers.webhooks import Webhooks
 from relay.errors import UsageError
 
@@ -199,6 +199,45 @@ class Cancel(_Part, frozen=True, kw_only=True):
         _check_headers(self.headers, {"secret"})
 
 
+class Listing(_Part, frozen=True, kw_only=True):
+    """A GET that lists the provider's jobs: evidence of what became of a request that was never answered."""
+
+    path: str
+    """May have ${operation_id}, ${since} and ${until}, the interval in question (RFC 3339, UTC)."""
+    reference: str
+    """Where an element repeats what the submission called its operation (${operation_id})."""
+    each: str = "$.jobs[*]"
+    job_id: str = "$.job_id"
+    headers: dict[str, str] = value(default_factory=dict)
+    cursor: str | None = None
+    """Where the answer names the next page; absent or null on the last one."""
+    next_path: str | None = None
+    """Of a further page, with ${cursor}."""
+    pages: Annotated[int, Meta(ge=1, le=1000)] = 20
+    visibility_lag_s: Seconds = 60.0
+    """How long after its acceptance a job may still be missing from the list."""
+    proves_absence: bool = False
+    """A complete list that covers the interval and has no job of the request proves that there is none."""
+    deadline_s: Duration = 30.0
+
+    def __post_init__(self) -> None:
+        allowed = {"operation_id", "since", "until"}
+        _check_url_path("path", self.path)
+        _check_placeholders("path", self.path, allowed)
+        for field in ("reference", "each", "job_id", "cursor"):
+            path = getattr(self, field)
+            if path is not None:
+                _check_path(field, path)
+        if (self.cursor is None) != (self.next_path is None):
+            raise ValueError("cursor and next_path belong together")
+        if self.next_path is not None:
+            _check_url_path("next_path", self.next_path)
+            _check_placeholders("next_path", self.next_path, allowed | {"cursor"})
+            if "${cursor}" not in self.next_path:
+                raise ValueError("next_path has no ${cursor}")
+        _check_headers(self.headers, {"secret"})
+
+
 class Download(_Part, frozen=True, kw_only=True):
     headers: dict[str, str] = value(default_factory=dict)
     """Sent to the provider's own origin and to no other."""
@@ -261,6 +300,8 @@ class Profile(_Part, frozen=True, kw_only=True):
     idempotency: Literal["none"] = "none"
     cost: str = "reserved"
     """`reserved`: what was reserved is what it cost; else the path of the cost in a final answer."""
+    listing: Listing | None = None
+    """None: the provider has no list, or none that is worth asking."""
     download: Download = value(default_factory=Download)
     limits: Limits = value(default_factory=Limits)
     margin_s: Duration = 15.0
@@ -288,6 +329,8 @@ class Profile(_Part, frozen=True, kw_only=True):
             _check_path("cost", self.cost)
         if "default" not in self.review_deadlines_s:
             raise ValueError("review_deadlines_s has no default")
+        if self.listing and not any("${operation_id}" in text for text in self._references()):
+            raise ValueError("listing needs a submission that tells the provider its ${operation_id}")
         if self.secret == "none" and any("${secret}" in text for text in self._header_templates()):
             raise ValueError("secret is none, and a header has ${secret}")
 
@@ -297,7 +340,11 @@ class Profile(_Part, frozen=True, kw_only=True):
             *self.observe.headers.values(),
             *self.download.headers.values(),
             *(self.cancel.headers.values() if self.cancel else ()),
+            *(self.listing.headers.values() if self.listing else ()),
         ]
+
+    def _references(self) -> list[str]:
+        return [self.submit.body, *self.submit.headers.values()]
 
     def review_deadline_s(self, kind: str) -> float:
         """Seconds until a review of `kind` becomes urgent."""
@@ -315,61 +362,19 @@ class Profile(_Part, frozen=True, kw_only=True):
             root = yaml.compose(text, Loader=yaml.SafeLoader)
             document = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise UsageError(f"The profile {source} is not YAML: {_one_line(error)}.") from None
+            raise UsageError(f"The profile {source} is not YAML: {profile_yaml.one_line(error)}.") from None
         if root is None or not isinstance(document, dict):
             raise UsageError(f"The profile {source} is not a YAML mapping.")
-        _refuse_repeated_keys(root, source)
+        profile_yaml.refuse_repeated_keys(root, source)
         for reserved in ("__text__", "__digest__"):
             if reserved in document:
                 raise UsageError(f"The profile {source} has {reserved!r}, which is not a field.")
         for field in document.get("unverified") or ():
-            if _node_at(root, str(field).split(".")) is None:
+            if profile_yaml.node_at(root, str(field).split(".")) is None:
                 raise UsageError(f"The profile {source} calls {field!r} unverified, and has no such field.")
         document["__text__"] = text
         document["__digest__"] = hashlib.sha256(text.encode()).hexdigest()
         try:
             return msgspec.convert(document, cls, str_keys=True)
         except msgspec.ValidationError as error:
-            raise _sentence(error, root, source) from None
-
-
-def _one_line(error: yaml.YAMLError) -> str:
-    return " ".join(str(error).split())
-
-
-def _sentence(error: msgspec.ValidationError, root: yaml.Node, source: str) -> UsageError:
-    """msgspec says: Expected `float`, got `str` - at `$.submit.deadline_s`. A person needs file and line."""
-    reason, _, where = str(error).partition(" - at `$")
-    parts = [part for part in re.split(r"[.\[\]]+", where.rstrip("`")) if part]
-    named = re.search(r"(?:unknown field|missing required field) `([^`]+)`", reason)
-    node = _node_at(root, [*parts, named[1]] if named else parts) or _node_at(root, parts)
-    line = f", line {node.start_mark.line + 1}" if node is not None and node.start_mark else ""
-    field = ".".join(parts) or "the document"
-    return UsageError(f"The profile {source}{line} is wrong at {field}: {reason.replace('`', '')}.")
-
-
-def _node_at(root: yaml.Node, parts: list[str]) -> yaml.Node | None:
-    node: yaml.Node | None = root
-    for part in parts:
-        if isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-            node = node.value[int(part)]
-        elif isinstance(node, yaml.MappingNode):
-            node = next((held for key, held in node.value if key.value == part), None)
-        else:
-            return None
-    return node
-
-
-def _refuse_repeated_keys(node: yaml.Node, source: str) -> None:
-    """YAML takes the last of two equal keys in silence; a second `reject` must not hide the first."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, held in node.value:
-            if str(key.value) in seen:
-                line = key.start_mark.line + 1 if key.start_mark else 0
-                raise UsageError(f"The profile {source}, line {line}, has {key.value!r} twice.")
-            seen.add(str(key.value))
-            _refuse_repeated_keys(held, source)
-    elif isinstance(node, yaml.SequenceNode):
-        for held in node.value:
-            _refuse_repeated_keys(held, source)
+            raise profile_yaml.sentence(error, root, source) from None

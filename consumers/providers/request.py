@@ -88,6 +88,21 @@ def render_cancel(profile: Profile, base_url: str, job_id: str, secret: str | No
     )
 
 
+def render_get(
+    profile: Profile, base_url: str, path: str, headers: dict[str, str], secret: str | None
+) -> Request:
+    """A GET of `path`, which is complete and encoded. Raises UsageError as `render_submit` does."""
+    return _render(
+        profile,
+        method="GET",
+        url=base(profile, base_url) + path,
+        templates=headers,
+        known={},
+        secret=secret,
+        body=b"",
+    )
+
+
 def require_settings(profile: Profile, base_url: str, secret: str | None) -> None:
     """Raises UsageError when the URL, or the credential that a submit needs, is missing or wrong: what is the
     matter with this process, and with no operation."""

@@ -2,6 +2,7 @@
 it is told to, and knows the truth. It must never be asked for the truth by the code under test.
 
     POST /v1/jobs                 make a job
+    GET  /v1/jobs?limit=&cursor=  the list of jobs, oldest first
     GET  /v1/jobs/{id}            its state; each call brings it nearer to its end
     DELETE /v1/jobs/{id}          cancel it, while it hasn't ended; it costs nothing then
     GET  /files/{id}/{n}/{name}   its files
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, Self
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -147,6 +149,8 @@ class Simulator:
         match (call.method, *call.path):
             case ("POST", "v1", "jobs"):
                 return await self._submit(call, body)
+            case ("GET", "v1", "jobs"):
+                return self._list(call)
             case ("GET", "v1", "jobs", job_id):
                 return self._observe(call, job_id)
             case ("DELETE", "v1", "jobs", job_id):
@@ -211,6 +215,19 @@ class Simulator:
                 return replace(accepted, drip_s=self.world.plan.drip_s)
             case _:
                 return accepted
+
+    def _list(self, call: Call) -> Reply:
+        asked = parse_qs(call.query)
+        limit, start = (
+            int(asked.get(name, [default])[0]) for name, default in (("limit", "50"), ("cursor", "0"))
+        )
+        jobs = [job for job in self.world.jobs.values() if job.reference not in self.world.plan.unlisted]
+        page = [
+            {"job_id": job.job_id, "client_reference": job.reference or "", "status": job.state}
+            for job in jobs[start : start + limit]
+        ]
+        following = start + limit if start + limit < len(jobs) else None
+        return _json(200, {"jobs": page, "next": None if following is None else str(following)})
 
     def _observe(self, call: Call, job_id: str) -> Reply:
         self.world.gets[job_id] += 1

@@ -89,6 +89,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     retry_after_s: Annotated[int, Meta(ge=0)] = 1
     cancels: Literal["taken", "cut", "refused"] = "taken"
     """What becomes of a DELETE; `cut`: the job is cancelled, and the answer that says so doesn't come."""
+    unlisted: tuple[str, ...] = ()
+    """References whose jobs the list leaves out, as one that lags does."""
 
     @classmethod
     def parse(cls, text: str | bytes, *, source: str) -> "Plan":

@@ -7,22 +7,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 from consumers.operations.decisions import Decision, Refused, possible, require_possible
 from consumers.operations.lifecycle import Phase
 from consumers.operations.records import Attempt, Reservation, Review, Whole
 from consumers.operations.resolutions import NAMES_A_JOB, QUESTIONS, Kind, Resolution, typed
+from consumers.review.proposal import COLLECTED, KNOWN
 from relay.errors import as_sentence
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to resolve the review. `refused_now` says why it can't be taken yet."""
+    """One way to resolve the review. `refused_now` says why it can't be taken yet, `proposed` which of the
+    evidence that was collected speaks for it."""
 
     command: str
     effect: str
     refused_now: str | None
+    proposed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ def judge(review: Review, seen: Whole) -> Judgement:
         f"The provider's id {job.job_id} was seen ({job.role}, state {job.state or 'not asked for'})."
         for job in seen.jobs
     ]
+    _judge_collected(review, proven, unproven)
     if review.kind == "hold":
         proven.append(f"It is held for {seen.operation.phase_reason}: {as_sentence(_held_for(seen))}")
     if seen.operation.accounting == "unsettled":
@@ -76,9 +80,9 @@ def judge(review: Review, seen: Whole) -> Judgement:
     if seen.operation.cancel_requested:
         proven.append("A cancel was requested.")
     proven += [_booked(reservation) for reservation in seen.reservations]
-    return Judgement(
-        QUESTIONS[Kind(review.kind)], tuple(proven), tuple(unproven), tuple(_choices(review, seen))
-    )
+    # What the evidence speaks for comes first, and stays for a person to take.
+    choices = sorted(_choices(review, seen), key=lambda choice: choice.proposed is None)
+    return Judgement(QUESTIONS[Kind(review.kind)], tuple(proven), tuple(unproven), tuple(choices))
 
 
 def _held_for(seen: Whole) -> str:
@@ -88,10 +92,38 @@ def _held_for(seen: Whole) -> str:
     return str(error) if error and words == seen.operation.phase_reason else str(words)
 
 
+def _judge_collected(review: Review, proven: list[str], unproven: list[str]) -> None:
+    """What the provider said when it was asked for this review."""
+    collected = review.evidence.get(COLLECTED)
+    if not isinstance(collected, dict):
+        return
+    findings = collected["findings"]
+    for job_id, said in findings["jobs"].items():
+        about = f"{job_id} (HTTP {said.get('status', 'none')}, {collected['at']})"
+        if said["state"] in KNOWN:
+            cost = f", cost {said['cost']}" if "cost" in said else ""
+            proven.append(f"The provider knows the job {about}: {said['state']}{cost}.")
+        elif said["state"] == "not_found":
+            unproven.append(f"Whether there was ever a job {about}: the provider doesn't know it now.")
+        else:
+            unproven.append(f"What became of the job {about}: {said.get('error', said['reason'])}.")
+    listing = findings.get("listing")
+    if listing is not None:
+        listed = f"{listing['elements']} jobs of {listing['since']} to {listing['until']}"
+        of_it = ", ".join(listing["matches"]) or "none"
+        whole = "whole list" if listing["complete"] else "list, as far as it was read"
+        proven.append(f"The provider's {whole} ({listed}) has of this operation: {of_it}.")
+        if "no_proof" in listing and not listing["matches"]:
+            unproven.append(f"That no job came of it: the list proves nothing, {listing['no_proof']}.")
+
+
 def _judge_attempt(attempt: Attempt, now: datetime, proven: list[str], unproven: list[str]) -> None:
     name = f"attempt {attempt.attempt_id}"
     if attempt.outcome == "unsent":
         proven.append(f"No byte of {name} left the machine ({attempt.outcome_reason}).")
+        return
+    if attempt.outcome_reason == "proven_absent":
+        proven.append(f"The provider's complete list proves that no job came of {name}; it costs nothing.")
         return
     if attempt.outcome == "refused":
         charged = "not charged" if attempt.charged is False else "perhaps charged"
@@ -152,13 +184,15 @@ def ids_seen(review: Review, seen: Whole) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
-def command(review: Review, resolution: Resolution, *, job_id: str | None = None) -> str:
+def command(
+    review: Review, resolution: Resolution, *, job_id: str | None = None, cost: str | None = None
+) -> str:
     """The command line that takes `resolution` at what was shown."""
     parts = [f"relay review resolve {review.review_id} {typed(resolution)}"]
     if resolution in NAMES_A_JOB:
         parts.append(f"--job-id {shlex.quote(job_id) if job_id else 'ID'}")
     if resolution is Resolution.SETTLE:
-        parts.append("--cost AMOUNT")
+        parts.append(f"--cost {shlex.quote(cost) if cost else 'AMOUNT'}")
     parts.append(f"--revision {review.revision} --reason '…'")
     return " ".join(parts)
 
@@ -183,7 +217,9 @@ def _choices(review: Review, seen: Whole) -> Iterator[Choice]:
             except Refused as error:
                 refused_now = f"{error.message} {error.remedy}".strip()
             effect = _effect(resolution, to_phase, job_id, seen)
-            yield Choice(command(review, resolution, job_id=job_id), effect, refused_now)
+            proposal = _proposal(review, resolution, job_id)
+            line = command(review, resolution, job_id=job_id, cost=proposal.get("cost"))
+            yield Choice(line, effect, refused_now, proposal.get("why"))
 
 
 def _effect(resolution: Resolution, to_phase: Phase | None, job_id: str | None, seen: Whole) -> str:
@@ -193,6 +229,15 @@ def _effect(resolution: Resolution, to_phase: Phase | None, job_id: str | None, 
         return f"it stays the operation's job; {_EFFECT[resolution].partition('; ')[2]}"
     stays = _EFFECT_WHERE_IT_STAYS.get(resolution) if to_phase is None else None
     return stays or _EFFECT[resolution]
+
+
+def _proposal(review: Review, resolution: Resolution, job_id: str | None) -> dict[str, Any]:
+    collected = review.evidence.get(COLLECTED)
+    proposals = collected.get("proposes", []) if isinstance(collected, dict) else []
+    for one in proposals:
+        if one["resolution"] == resolution and one.get("job_id") in (None, job_id):
+            return dict(one)
+    return {}
 
 
 def _named(resolution: Resolution, review: Review, seen: Whole) -> list[str | None]:

@@ -1,18 +1,16 @@
 """Asks the provider about a job before a person's word for it is taken: one GET, and never anything else."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import psycopg
 
 from consumers.operations.decisions import Refused
 from consumers.operations.records import Whole
 from consumers.registered import Providers
+from consumers.review.proposal import KNOWN
 from relay.errors import UsageError
 from relay.settings import Settings
-
-KNOWN: Final = frozenset({"running", "succeeded", "failed", "cancelled"})
-"""States in which the provider has the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,11 @@ from rich.text import Text
 
 from consumers.operations.records import Attempt, Review, Whole
 from consumers.review.judgement import Judgement, ids_seen
+from consumers.review.proposal import COLLECTED
 from consumers.terminal import CommandLine, Indented, Rows, plain, table
 
+OBSERVATIONS: Final = 3
+"""Of a job's observations the last few are shown: a screen that scrolls away decides nothing."""
 EXCERPT_CHARACTERS: Final = 1200
 """Most of an answer's body on the screen; `--json` has all that was kept."""
 
@@ -64,20 +67,27 @@ def review_screen(review: Review, seen: Whole, judgement: Judgement) -> Group:
         ),
     ]
     if seen.attempts:
-        parts.append(titled("Attempts", attempts(seen.attempts)))
+        left_out = _observed(seen.attempts)[:-OBSERVATIONS]
+        title = f"Attempts ({len(left_out)} earlier observations: --json)" if left_out else "Attempts"
+        parts.append(titled(title, attempts(one for one in seen.attempts if one not in left_out)))
     excerpt = _excerpt(review, seen)
     if excerpt is not None:
         parts.append(titled("What came back", excerpt))
     ids = ids_seen(review, seen)
     if ids:
         parts.append(titled("Ids seen", plain("\n".join(ids))))
-    if review.evidence:
-        parts.append(titled("Evidence", plain(_bounded(json.dumps(review.evidence, ensure_ascii=False)))))
+    kept = {name: held for name, held in review.evidence.items() if name != COLLECTED}
+    if kept:
+        parts.append(titled("Evidence", plain(_bounded(json.dumps(kept, ensure_ascii=False)))))
     parts.append(titled("It proves", _sentences(judgement.proven)))
     parts.append(titled("It does not prove", _sentences(judgement.unproven)))
     if review.state == "open":
         parts.append(titled("To decide", Group(*_commands(judgement))))
     return Group(*parts)
+
+
+def _observed(found: Iterable[Attempt]) -> list[Attempt]:
+    return [one for one in found if one.action == "observe"]
 
 
 def attempts(found: Iterable[Attempt]) -> Rows:
@@ -126,5 +136,7 @@ def _commands(judgement: Judgement) -> Iterable[RenderableType]:
     for choice in judgement.choices:
         yield CommandLine(choice.command)
         yield Text.assemble("    ", Text(choice.effect, style="dim"))
+        if choice.proposed:
+            yield Text.assemble("    ", Text("proposed: ", style="green"), plain(choice.proposed))
         if choice.refused_now:
             yield Text.assemble("    ", Text("not yet: ", style="yellow"), plain(choice.refused_now))

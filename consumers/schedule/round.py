@@ -81,6 +81,7 @@ class Round:
         await self._attempts()
         failpoints.hit(failpoints.SCHEDULE_ATTEMPTS_CLOSED)
         await self._reviews()
+        await self._evidence()
         failpoints.hit(failpoints.SCHEDULE_REVIEWS_ESCALATED)
         done.overdue, done.oldest_overdue_s = await due.overdue(self._connection, OVERDUE_S)
         return done
@@ -160,6 +161,14 @@ class Round:
                 kind=review.kind,
                 severity=review.severity,
             )
+
+    async def _evidence(self) -> None:
+        waiting = await due.evidence_due(self._connection, BATCH)
+        self._full(waiting)
+        for review_id, operation_id in waiting:
+            asked = await self._guarded(due.emit_evidence(self._connection, review_id), operation_id)
+            if asked:
+                self._did("evidence_asked")
 
     # ---------------------------------------------------------------------------------------------------
 

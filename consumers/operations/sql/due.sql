@@ -148,6 +148,17 @@ update relay.review r set severity = due.severity
  where r.review_id = due.review_id and r.severity < due.severity
 returning r.review_id, r.operation_id, r.kind, r.severity
 
+-- name: evidence_due
+-- Open reviews whose question the provider is to be asked (again).
+select review_id, operation_id from relay.review
+ where state = 'open' and next_evidence_at <= (select relay.now())
+ order by next_evidence_at limit %(limit)s
+
+-- name: emit_evidence
+-- Writing the event moves next_evidence_at, so that another schedule doesn't find the review again.
+select relay.emit_evidence(review_id) from relay.review
+ where review_id = %(review_id)s and state = 'open' and next_evidence_at <= relay.now()
+
 -- name: overdue
 select count(*), coalesce(extract(epoch from (select relay.now()) - min(due_at)), 0)::double precision
   from (select lease_expires_at as due_at from relay.operation where lease_expires_at is not null

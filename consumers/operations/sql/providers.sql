@@ -8,6 +8,10 @@ select provider, account, current_digest from relay.provider_account
 insert into relay.provider_profile (provider, digest, document) values (%(provider)s, %(digest)s, %(document)s)
 on conflict (provider, digest) do nothing
 
+-- name: push_deadline
+insert into relay.review_deadline (provider, digest, kind, seconds)
+values (%(provider)s, %(digest)s, %(kind)s, %(seconds)s) on conflict do nothing
+
 -- name: push_account
 insert into relay.provider_account (provider, account, current_digest) values (%(provider)s, %(account)s, %(digest)s)
 on conflict (provider, account) do update set current_digest = excluded.current_digest

@@ -18,6 +18,12 @@ select review_id, operation_id from relay.review
  order by (review_id = %(wanted)s) desc, (state = 'open') desc, opened_at
  limit 1
 
+-- name: ask_again
+update relay.review set next_evidence_at = relay.now() where review_id = %(review_id)s and state = 'open'
+
+-- name: emit_evidence
+select relay.emit_evidence(%(review_id)s)
+
 -- name: durable
 -- A decision that was acknowledged must not be lost to a weaker setting of the server's.
 select set_config('synchronous_commit',
