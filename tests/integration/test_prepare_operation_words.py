@@ -39,7 +39,7 @@ BAD: Final = [
     ("operation_key", "", "operation_key is empty"),
     ("operation_key", "x" * 301, "operation_key has 301 characters"),
     ("operation_key", None, "must not be null"),
-    ("payload", None, "must not be null"),
+    ("payload", None, "give payload, or payload_ref"),
     ("payload_version", 0, "payload_version is 0"),
     ("payload_version", None, "payload_version is null"),
     ("max_cost", -1, "max_cost -1 is not an amount"),
