@@ -106,6 +106,8 @@ def _state(profile: Profile, answer: Answer, document: Document, wait_s: float |
             retry_after_s=wait_s,
             evidence=evidence(answer, word=shown, **said),
         )
+    if state == "succeeded" and _failed_all_the_same(profile, document):
+        state = "failed"
     outputs = _outputs(profile.observe.outputs, document) if state == "succeeded" else ()
     if outputs is None:
         return Observation(
@@ -125,6 +127,13 @@ def _state(profile: Profile, answer: Answer, document: Document, wait_s: float |
         retry_after_s=wait_s,
         evidence=evidence(answer, word=shown, **said),
     )
+
+
+def _failed_all_the_same(profile: Profile, document: Document) -> bool:
+    if profile.observe.failure is None:
+        return False
+    said = json_path.find(profile.observe.failure, document.value)
+    return any(not documents.is_absent(one) for one in said)
 
 
 def _other_job(profile: Profile, document: Document, job_id: str) -> str | None:
@@ -154,7 +163,8 @@ def _cost(profile: Profile, document: Document) -> tuple[Decimal | None, str | N
 def _outputs(paths: OutputPaths, document: Document) -> tuple[Output, ...] | None:
     """The files, or None when one of them can't be read: a part of a result is never delivered as the
     whole."""
-    elements = json_path.find(paths.each, document.value)
+    found = (json_path.find(path, document.value) for path in paths.places)
+    elements = next((here for one in found if (here := [each for each in one if each is not None])), [])
     if len(elements) > OUTPUTS:
         return None
     outputs: list[Output] = []
