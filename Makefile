@@ -19,8 +19,10 @@ help: ## Show this list
 demo: $(RUNTIME) ## See the whole path work, with faults and crashes, in about a minute
 	@$(BIN)/relay demo $(ARGS)
 
+# Most tests wait for servers and processes: two at a time take little more than half as long. WORKERS=0: one.
+WORKERS ?= 2
 test: $(DEV) ## Run all tests against a real Postgres and a real Kafka
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(DEV) ## Check style, types and the rules of who may import whom
 	$(BIN)/ruff check .

@@ -138,7 +138,7 @@ class Operators:
         try:
             with in_words():
                 await reviews.resolve(connection, decision, evidence={"looked_up": more.get("job_id")})
-        except Refused as refused:
-            self.refused[f"{resolution}: {refused.message.partition(' until ')[0][:60]}"] += 1
+        except Refused:
+            self.refused[str(resolution)] += 1
         else:
             self.decided[str(resolution)] += 1

@@ -5,6 +5,7 @@ A run that used the embedded broker in place of Kafka must never look like one t
 
 import os
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,22 @@ def measured(config: pytest.Config, what: str, figures: str) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SERVERS] = {}
     config.stash[_FIGURES] = {}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands over what its tests saw: only the controller writes the summary."""
+    output: dict[str, dict[str, str]] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["servers"] = session.config.stash[_SERVERS]
+        output["figures"] = session.config.stash[_FIGURES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The controller's side of it. `node.config` is the controller's own."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[_SERVERS] |= output.get("servers", {})
+    node.config.stash[_FIGURES] |= output.get("figures", {})
 
 
 @pytest.hookimpl(wrapper=True)
