@@ -19,4 +19,5 @@ def test_each_invariant_names_guards_that_exist() -> None:
     assert list(rows) == [*map(str, range(1, len(INVARIANTS) + 1)), "P7"]
     for number, named in rows.items():
         guards = re.findall(r"`([a-z0-9-]+)`", named)
-        assert guards and not set(guards) - known, (number, set(guards) - known)
+        assert guards, number
+        assert not set(guards) - known, (number, set(guards) - known)
