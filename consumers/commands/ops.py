@@ -1,5 +1,5 @@
-"""`relay ops`: operations in a list, one with all that is known of it, the audit. Only `reconcile` changes
-anything, and that is in a module of its own."""
+"""`relay ops`: operations in a list, one with all that is known of it, the audit. What changes anything
+(cancel, reconcile, redact) is in modules of its own."""
 
 import sys
 from collections import Counter
@@ -10,7 +10,9 @@ import click
 import psycopg
 from rich.console import RenderableType
 
+from consumers.commands.ops_cancel import command as cancel
 from consumers.commands.ops_reconcile import command as reconcile
+from consumers.commands.ops_redact import command as redact
 from consumers.commands.session import Id, json_option, say_json, with_database
 from consumers.operations import listing
 from consumers.operations.audit import OVERDUE_S, Finding, audit
@@ -28,7 +30,9 @@ def command() -> None:
     """Operations: the durable record of what was approved, tried and known."""
 
 
+command.add_command(cancel)
 command.add_command(reconcile)
+command.add_command(redact)
 
 
 @command.command("list")

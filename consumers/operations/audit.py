@@ -27,6 +27,8 @@ class Invariant(StrEnum):
 
     SPECIFICATION = "specification"
     """What was approved is what is stored: hash and payload belong together."""
+    REDACTION = "redaction"
+    """What is redacted is blank, and its journal says who did it."""
     JOURNAL = "journal"
     """2: the journal has versions 1 to n, each from where the last ended, and ends where the operation is."""
     EVENT = "event"
@@ -82,6 +84,7 @@ async def findings(
 
 _INVARIANTS: Final = {
     "profiles": Invariant.SPECIFICATION,
+    "redaction": Invariant.REDACTION,
     "journal": Invariant.JOURNAL,
     "events": Invariant.EVENT,
     "submissions": Invariant.SUBMISSION,

@@ -237,7 +237,8 @@ declare
   joined relay.batch;
 begin
   select * into member from relay.operation o where o.operation_id = $2.operation_id for update;
-  if not found then
+  -- Whose login may touch what is 0018's.
+  if not found or not relay.acts_for(member.owner_id) then
     raise exception 'there is no operation %', $2.operation_id using errcode = 'OR004';
   elsif member.batch_id = $1 then
     return member;
@@ -270,7 +271,7 @@ declare
   sealed relay.batch;
 begin
   select * into sealed from relay.batch b where b.batch_id = $1 for no key update;
-  if not found then
+  if not found or not relay.acts_for(sealed.owner_id) then
     raise exception 'there is no batch %', $1 using errcode = 'OR004';
   elsif $2 is not null and sealed.members <> $2 then
     raise exception 'the batch % has % members, and % were to be sealed', $1, sealed.members, $2

@@ -13,20 +13,19 @@ from fix_operations import OPERATOR, ROLES, WORKER, Stage
 MAY_CALL: Final = {
     "relay_app": {
         "now", "context", "prepare_operation", "request_cancel", "emit_event", "prepare_batch", "in_batch",
-        "seal_batch",
+        "seal_batch", "owners_of_login",
     },
     "relay_replicator": {"now", "context"},
     "relay_worker": {
         "now", "context", "emit", "emit_evidence", "reserve", "reserve_or_why", "settle", "prepare_delivery",
-        "dispatch_gate",
-        "specification_hash", "hashed_field", "earlier_request_is_in_question",
+        "dispatch_gate", "specification_hash", "hashed_field", "reference_hash", "earlier_request_is_in_question",
     },
     "relay_operator": {
         "now", "context", "emit", "emit_evidence", "settle", "dispute", "set_allowance", "dispatch_gate",
-        "specification_hash",
-        "hashed_field", "prepare_operation", "request_cancel", "old_rows", "prune_choose", "prune",
+        "specification_hash", "hashed_field", "reference_hash", "prepare_operation", "request_cancel", "old_rows",
+        "prune_choose", "prune",
         "republish_parked", "discard_parked", "prepare_batch", "in_batch", "seal_batch", "set_batch_limits",
-        "correct", "refund",
+        "correct", "refund", "begin_cancel", "finish_cancel", "redact_operation",
         "restore_attempt", "end_reconciliation",
     },
     "relay_reader": {"now", "context", "dispatch_gate"},

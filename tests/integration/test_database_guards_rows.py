@@ -121,6 +121,9 @@ SPECIFICATION: Final = {
     "operation_key": "'another key'",
     "specification_hash": "repeat('0', 64)",
     "payload": "'{}'",
+    "payload_ref": "'s3://another/bucket'",
+    "payload_sha256": "repeat('0', 64)",
+    "payload_bytes": "1",
     "payload_version": "99",
     "max_cost": "max_cost + 1",
     "cost_unit": "'gold'",
@@ -132,6 +135,8 @@ SPECIFICATION: Final = {
     "traceparent": "'another trace'",
     "created_at": "created_at - interval '1 day'",
     "requested_by": "'somebody else'",
+    "redacted_at": "now()",
+    "redacted_xid": "pg_current_xact_id()",
 }
 
 
@@ -157,7 +162,7 @@ def test_every_column_of_an_operation_is_either_guarded_here_or_moves_with_its_l
     moves = {
         "phase", "phase_reason", "is_final", "job_id", "dispatch_no", "version", "claim_token", "claimed_by",
         "lease_expires_at", "not_before", "next_action_at", "held_at", "open_reviews", "observed_at",
-        "observations", "accounting", "cancel_requested", "updated_at",
+        "observations", "accounting", "cancel_requested", "updated_at", "batch_id",
     }  # fmt: skip
     assert columns == set(SPECIFICATION) | moves
 

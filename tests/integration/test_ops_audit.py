@@ -80,6 +80,22 @@ CORRUPTIONS: Final = (
         "update relay.provider_profile set document = 'name: other'",
     ),
     Corruption(
+        "redaction_journaled",
+        Invariant.REDACTION,
+        "update relay.operation set redacted_at = now(), payload = null where operation_id = {0}",
+    ),
+    Corruption(
+        "redaction_journaled",
+        Invariant.REDACTION,
+        "update relay.journal set cause = 'redaction', from_phase = to_phase"
+        " where operation_id = {0} and version = 3",
+    ),
+    Corruption(
+        "redaction_blank",
+        Invariant.REDACTION,
+        "update relay.operation set redacted_at = now() where operation_id = {0}",
+    ),
+    Corruption(
         "journal_versions",
         Invariant.JOURNAL,
         "update relay.operation set version = 9 where operation_id = {0}",

@@ -5,6 +5,20 @@
 select operation_id, kind, provider, profile_digest, payload_version, max_cost, cost_unit, payload,
        payload_sha256, payload_bytes, specification_hash
   from relay.operation
+ -- Of what was redacted only a digest can be left to hold the hash against.
+ where redacted_at is null or payload_sha256 is not null
+
+-- name: redaction_journaled
+select o.operation_id, case when o.redacted_at is null then 'its journal has a redaction, and it is not redacted'
+                            else 'it is redacted, and its journal doesn''t say by whom' end
+  from relay.operation o
+ where (o.redacted_at is not null) <> exists (
+         select 1 from relay.journal j where j.operation_id = o.operation_id and j.cause = 'redaction'
+            and j.from_phase = j.to_phase)
+
+-- name: redaction_blank
+select operation_id, 'it is redacted, and has a payload'
+  from relay.operation where redacted_at is not null and (payload is not null or payload_ref is not null)
 
 -- name: profiles
 select null::uuid, format('the profile %%s %%s is not the document that its digest was made from',
@@ -38,7 +52,8 @@ select j.operation_id, format('its journal has %%s → %%s by %%s, which is no e
   from relay.journal j
   join relay.operation o using (operation_id)
   join relay.operation_kind k on k.kind = o.kind
- where not exists (select 1 from relay.lifecycle_edge e
+ where not (j.cause = 'redaction' and j.from_phase is not distinct from j.to_phase)
+   and not exists (select 1 from relay.lifecycle_edge e
                     where e.lifecycle = k.lifecycle and e.from_phase = coalesce(j.from_phase, '')
                       and e.to_phase = j.to_phase and e.cause = j.cause)
 
@@ -287,7 +302,7 @@ select o.operation_id, 'it succeeded, and nothing delivers its outputs'
 -- name: delivery_unstored
 select d.operation_id, format('it is stored, and %%s of its outputs are not', count(*))
   from relay.operation d join relay.output f on f.operation_id = d.parent_operation_id
- where d.phase = 'stored' and f.stored_key is null
+ where d.phase = 'stored' and f.stored_at is null
  group by d.operation_id
 
 -- name: delivery_digest
@@ -311,7 +326,8 @@ select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, w
                ('review', 'b_resolution'), ('incident_decision', 'b_guard'), ('incident_decision', 'a_forbidden'),
                ('review', 'a_forbidden'), ('remote_job', 'b_guard'), ('remote_job', 'a_forbidden'),
                ('journal', 'a_forbidden'), ('ledger', 'a_forbidden'), ('outbox', 'a_forbidden'),
-               ('outbox', 'b_guard'), ('incident', 'a_forbidden'), ('provider_profile', 'a_forbidden'),
+               ('outbox', 'b_guard'), ('incident', 'a_forbidden'), ('incident', 'b_guard'), ('operation', 'a_owner'),
+               ('operation', 'a_owner_update'), ('batch', 'a_owner'), ('provider_profile', 'a_forbidden'),
                ('reservation', 'a_forbidden'), ('allowance', 'a_forbidden'), ('output', 'a_forbidden'),
                ('operation', 'b_guard_reference'),
                ('batch', 'a_forbidden'), ('batch', 'b_guard'), ('operation', 'a_membership'),
