@@ -188,7 +188,8 @@ def _require_silence(seen: Whole, decision: Decision) -> None:
             raise Refused(
                 f"The process that sent attempt {attempt.attempt_id} has not reported what came of it.",
                 meaning=f"Its spool {attempt.spool or '(unknown)'} may hold the provider's answer.",
-                remedy="Start a dispatcher on that host and volume; if the spool is gone, say --spool-lost.",
+                remedy="Start a dispatcher on that host and volume, or bring the folder here and run"
+                " `relay spool import DIR`; if the spool is gone, say --spool-lost.",
             )
 
 

@@ -54,6 +54,8 @@ class Subject:
     updated_at: datetime
     job_cost: Decimal | None
     now: datetime
+    job_taken: bool = False
+    """A person gave the job to another operation: what comes of it is not this one's."""
 
     @property
     def provider_account(self) -> str:
@@ -135,6 +137,9 @@ def decide(
         return _against_final(subject, observation, asked_at)
     if subject.phase != Phase.ACCEPTED:
         return Noted(f"the operation is {subject.phase}")
+    if subject.job_taken:
+        # Its review decides; one job is never two operations' result.
+        return Poll(_at_least(profile.poll.max_s * SLOWER, observation.retry_after_s))
     if observation.state == "succeeded" and observation.outputs:
         return Finish(Phase.SUCCEEDED, _cost(subject, observation, profile))
     if observation.state in ("failed", "cancelled"):

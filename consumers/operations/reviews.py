@@ -19,6 +19,9 @@ from relay import failpoints
 
 _SQL: Final = Queries("reviews")
 
+DEADLOCKS: Final = 3
+"""Of two decisions that take each other's jobs one is ended by the server, and taken again."""
+
 Connection = psycopg.AsyncConnection[Any]
 
 
@@ -76,14 +79,25 @@ async def resolve(
     Raises Refused when the sight is stale, the phase is another, or what is known forbids it; psycopg's
     errors where the database refuses.
     """
+    for _ in range(DEADLOCKS):
+        try:
+            return await _resolve(connection, decision, evidence or {})
+        except psycopg.errors.DeadlockDetected:
+            # Nothing was changed, and what is seen next is judged anew: a sight that is stale by then decides
+            # nothing.
+            continue
+    return await _resolve(connection, decision, evidence or {})
+
+
+async def _resolve(connection: Connection, decision: Decision, evidence: dict[str, Any]) -> Resolved:
     async with connection.transaction():
         await connection.execute(_SQL["durable"])
         _, operation_id = await _find(connection, decision.review_id)
-        await connection.execute(_SQL["lock_operation"], {"operation_id": operation_id})
+        await _lock(connection, operation_id, decision.job_id)
         seen = await listing.within(connection, operation_id)
         require_possible(seen, decision)
         try:
-            resolved = await Effect(connection, seen, decision, evidence or {}).take()
+            resolved = await Effect(connection, seen, decision, evidence).take()
         except psycopg.errors.UniqueViolation as error:
             raise Refused(
                 f"Another operation took the job {decision.job_id} at this very moment.",
@@ -100,12 +114,17 @@ async def ask_again(connection: Connection, wanted: UUID) -> UUID:
     Refused when there is no such review, or it is closed."""
     async with connection.transaction():
         review_id, operation_id = await _find(connection, wanted)
-        await connection.execute(_SQL["lock_operation"], {"operation_id": operation_id})
+        await _lock(connection, operation_id)
         done = await connection.execute(_SQL["ask_again"], {"review_id": review_id})
         if done.rowcount != 1:
             raise Refused(f"The review {review_id} is closed: there is nothing left to ask.")
         await connection.execute(_SQL["emit_evidence"], {"review_id": review_id})
     return review_id
+
+
+async def _lock(connection: Connection, operation_id: UUID, job_id: str | None = None) -> None:
+    """The operation, and those that have the job `job_id`."""
+    await connection.execute(_SQL["lock_operations"], {"operation_id": operation_id, "job_id": job_id})
 
 
 async def _find(connection: Connection, wanted: UUID) -> tuple[UUID, UUID]:

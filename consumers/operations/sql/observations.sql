@@ -8,6 +8,8 @@ select o.operation_id, o.version, o.phase, o.is_final, o.job_id, o.provider, o.a
        (select j.cost from relay.remote_job j
          where j.operation_id = o.operation_id and j.job_id = o.job_id
            and j.provider_account = o.provider || '/' || o.account) as job_cost,
+       not exists (select 1 from relay.remote_job j
+                    where j.operation_id = o.operation_id and j.job_id = o.job_id and j.role = 'primary') as job_taken,
        relay.now() as now
   from relay.operation o
   left join lateral (select max(j.at) as at from relay.journal j
