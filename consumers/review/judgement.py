@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from consumers.operations.decisions import Decision, Refused, possible, require_possible
-from consumers.operations.lifecycle import Phase
+from consumers.operations.lifecycle import Hold, Phase
 from consumers.operations.records import Attempt, Reservation, Review, Whole
 from consumers.operations.resolutions import NAMES_A_JOB, QUESTIONS, Kind, Resolution, typed
 from consumers.review.proposal import COLLECTED, KNOWN
@@ -75,6 +75,11 @@ def judge(review: Review, seen: Whole) -> Judgement:
     _judge_collected(review, proven, unproven)
     if review.kind == "hold":
         proven.append(f"It is held for {seen.operation.phase_reason}: {as_sentence(_held_for(seen))}")
+        if seen.operation.phase_reason == Hold.RESTORED:
+            unproven.append(
+                "That it was never submitted: the tables are older than what was done. `relay ops reconcile`"
+                " looks for traces in Kafka and in the spools, and releases what has none."
+            )
     if seen.operation.accounting == "unsettled":
         unproven.append("What the job costs: nothing has said so yet.")
     if seen.operation.cancel_requested:

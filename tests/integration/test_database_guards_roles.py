@@ -18,12 +18,13 @@ MAY_CALL: Final = {
     "relay_replicator": {"now", "context"},
     "relay_worker": {
         "now", "context", "emit", "emit_evidence", "reserve", "reserve_or_why", "settle", "prepare_delivery",
-        "dispatch_gate", "specification_hash", "hashed_field", "reference_hash", "earlier_request_is_in_question",
+        "dispatch_gate", "specification_hash", "hashed_field", "reference_hash",
+        "earlier_request_is_in_question",
     },
     "relay_operator": {
         "now", "context", "emit", "emit_evidence", "settle", "dispute", "set_allowance", "dispatch_gate",
-        "specification_hash", "hashed_field", "reference_hash", "prepare_operation", "request_cancel", "old_rows",
-        "prune_choose", "prune",
+        "specification_hash", "hashed_field", "reference_hash", "prepare_operation", "request_cancel",
+        "old_rows", "prune_choose", "prune",
         "republish_parked", "discard_parked", "prepare_batch", "in_batch", "seal_batch", "set_batch_limits",
         "correct", "refund", "begin_cancel", "finish_cancel", "redact_operation",
         "restore_attempt", "end_reconciliation",

@@ -114,6 +114,13 @@ def test_a_hold_says_what_for_and_offers_every_answer_that_it_takes() -> None:
     assert [command.split()[0] for command in _commands(seen)] == ["release", "reject", "cancel", "wait"]
 
 
+def test_what_is_held_since_a_restore_is_not_called_unsent() -> None:
+    review = known_review(kind="hold", attempt_id=None)
+    seen = known_whole(review=review, phase="held", phase_reason="restored")
+    (said,) = judge(review, seen).unproven
+    assert "`relay ops reconcile`" in said
+
+
 def test_a_hold_whose_reason_is_a_code_says_what_the_download_met_with() -> None:
     review = known_review(kind="hold", attempt_id=None)
     met = known_attempt(action="download", evidence={"error": "The output's origin is not https."})
