@@ -72,17 +72,17 @@ def _one(character: str) -> str:
     escaped = [
         re.escape(character),
         f"(?i:{utf8})",
-        rf"(?i:\\{{1,4}}u{code:04x})",
-        rf"(?i:\\{{1,4}}x{code:02x})",
+        rf"(?i:\\{{1,8}}u{code:04x})",
+        rf"(?i:\\{{1,8}}x{code:02x})",
         rf"(?i:&(?:amp;){{0,3}}#0{{0,6}}{code};)",
         rf"(?i:&(?:amp;){{0,3}}#x0{{0,6}}{code:x};)",
     ]
     if not character.isalnum():
-        escaped.append(r"\\{1,4}" + re.escape(character))
+        escaped.append(r"\\{1,8}" + re.escape(character))
     if character == " ":
         escaped.append(r"\+")
     if character in "\r\n\t":
-        escaped.append(r"\\{1,4}" + {"\r": "r", "\n": "n", "\t": "t"}[character])
+        escaped.append(r"\\{1,8}" + {"\r": "r", "\n": "n", "\t": "t"}[character])
     if (name := html.entities.codepoint2name.get(code)) is not None:
         escaped.append(f"&(?:amp;){{0,3}}{name};")
     return "(?:" + "|".join(escaped) + ")"
@@ -102,7 +102,7 @@ def _base64_cores(raw: bytes) -> list[str]:
 
 def _either_alphabet(core: str) -> str:
     """Of standard or URL-safe base64 (RFC 4648), percent-encoded or not."""
-    said = {"+": "(?:[+-]|%2[Bb])", "/": r"(?:\\{0,4}/|_|%2[Ff])"}
+    said = {"+": "(?:[+-]|%2[Bb])", "/": r"(?:\\{0,8}/|_|%2[Ff])"}
     return "".join(said.get(one, one) for one in core)
 
 
