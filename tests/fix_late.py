@@ -20,6 +20,7 @@ from consumers.observe.effect_invariants import (
 )
 from consumers.observe.snapshot import Snapshot
 from consumers.observe.witnesses import read_truth
+from consumers.operations import providers
 from consumers.operations.answers import apply_submission
 from consumers.operations.audit import audit
 from consumers.operations.invariants import read_tables
@@ -81,6 +82,11 @@ class Late(Dispatching):
         owner = f"studio/late/{self.owners}"
         self.allow("100", owner)
         return self.prepare(*faults, max_cost="5", owner=owner)
+
+    def use_profile(self, profile: Profile) -> None:
+        """For operations that are approved from now on."""
+        self.profile = profile
+        providers.push(self.connection, [profile])
 
     async def fly(self, operation: UUID) -> Flight:
         """The operation's next POST is made and answered; its dispatcher waits for `land`."""

@@ -73,8 +73,10 @@ class AnswerRows:
 
     async def lock(self, operation_id: UUID) -> Self | None:
         """Lock every operation that the answer's ids concern, then the attempt. None: no such operation."""
-        ids = {"job_id": self.outcome.job_id, "candidates": list(self.outcome.candidates)}
-        await self.run("lock_operations", operation_id=operation_id, **ids)
+        if self._ids:
+            await self.run("lock_ids", operation_id=operation_id, ids=self._ids)
+        named = {"job_id": self.outcome.job_id, "candidates": list(self.outcome.candidates)}
+        await self.run("lock_operations", operation_id=operation_id, **named)
         row = await self.one("operation", operation_id=operation_id)
         if row is None:
             return None
@@ -91,9 +93,12 @@ class AnswerRows:
 
     async def is_repeated(self) -> bool:
         """Whether this very answer is recorded, with every id that it names."""
-        ids = [one for one in (self.outcome.job_id, *self.outcome.candidates) if one is not None]
         evidence = Jsonb(bounded(self.outcome.evidence))
-        return await self.one("repeated", **self.account, ids=ids, evidence=evidence) is not None
+        return await self.one("repeated", **self.account, ids=self._ids, evidence=evidence) is not None
+
+    @property
+    def _ids(self) -> list[str]:
+        return [one for one in (self.outcome.job_id, *self.outcome.candidates) if one is not None]
 
     # Attempts --------------------------------------------------------------------------------------------
 

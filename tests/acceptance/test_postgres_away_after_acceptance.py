@@ -17,8 +17,8 @@ AWAY = "the answer is not written yet"
 def test_an_answer_outlives_the_database_and_the_worker(
     system: System, tcp_proxy: Callable[[str, int], TcpProxy]
 ) -> None:
-    """The write alone is tried again, and no event is claimed meanwhile; of a worker killed in that time the next
-    one reads the spool. One POST each."""
+    """The write alone is tried again, and nothing is claimed meanwhile; of a worker killed in that time the
+    next one reads the spool. One POST each."""
     server = system.database.server
     proxy = tcp_proxy(server.host, server.port)
     login = system.database.url_as("relay_worker")

@@ -6,8 +6,15 @@ select set_config('synchronous_commit',
        -- See ground.py: who freezes with its locks held must not hold them for ever.
        set_config('idle_in_transaction_session_timeout', '15s', true)
 
+-- name: lock_ids
+-- Answers that name the same id come one after the other, so that the next statement sees everybody who has it.
+select pg_advisory_xact_lock(hashtext('relay.remote_job'), key)
+  from (select distinct hashtext(own.provider || '/' || own.account || ' ' || named.job_id) as key
+          from relay.operation own, unnest(%(ids)s::text[]) as named (job_id)
+         where own.operation_id = %(operation_id)s order by 1) ids
+
 -- name: lock_operations
--- Everybody whom one of the ids concerns, in one order: two answers never wait for each other.
+-- Everybody whom one of the ids concerns, in one order and before any money: two answers never wait for each other.
 select operation_id from relay.operation
  where operation_id = %(operation_id)s
     or operation_id in (
