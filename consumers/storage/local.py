@@ -9,13 +9,14 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec
 from uuid import UUID
 
 import obstore
@@ -34,6 +35,7 @@ _VERSION: Final = ".version"
 _BUFFER_BYTES: Final = 1024 * 1024
 """Held in memory for each download: a thread's turn for every 64 kB would cost more than the writing."""
 _UUID_CHARACTERS: Final = 36
+P = ParamSpec("P")
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -49,7 +51,10 @@ class LocalStorage:
         try:
             self._store = LocalStore(folder, mkdir=True)
         except (BaseError, OSError) as error:
-            raise UsageError(f"RELAY_OUTPUTS_URL is {folder}, which can't be used: {error}.") from None
+            raise UsageError(
+                f"RELAY_OUTPUTS_URL is {folder}, which can't be used: {_said(error)}.",
+                remedy=_remedy(error, folder),
+            ) from None
 
     @asynccontextmanager
     async def incoming(self, wanted: Wanted) -> AsyncIterator["LocalIncoming"]:
@@ -57,7 +62,13 @@ class LocalStorage:
         process loses. Where another still has it, this one begins a file of its own."""
         key, name = wanted.key, f"{wanted.delivery}-{wanted.ordinal}"
         with self.failures(f"begin {key}"):
-            handle, path = await asyncio.to_thread(self._take, name, f"{name}-{wanted.token}")
+            taking = asyncio.ensure_future(asyncio.to_thread(self._take, name, f"{name}-{wanted.token}"))
+            try:
+                handle, path = await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                # Its thread goes on: what it takes after we have left would stay locked.
+                taking.add_done_callback(_let_go)
+                raise
             incoming = LocalIncoming(self, path, key, handle)
         try:
             with self.failures(f"go on with {key}"):
@@ -69,7 +80,8 @@ class LocalStorage:
                 incoming.forget()
             raise
         finally:
-            incoming.close()
+            # In a thread, since another may be writing still after a cancel, and to its end.
+            await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(incoming.close)))
 
     async def rename(self, path: Path, key: str) -> None:
         """`path` becomes `key`, and its folders last (POSIX.1-2017, rename and fsync)."""
@@ -154,6 +166,10 @@ class LocalIncoming:
         self._version = path.with_name(path.name + _VERSION)
         self._key = key
         self._handle = handle
+        # A thread goes on after whoever waited for it was cancelled: no two may use the handle at once, and
+        # none after it is closed, when its number may be another file's.
+        self._at_the_file = threading.Lock()
+        self._closed = False
         self._buffer = bytearray()
         self._hash = hashlib.sha256()
         self._size = 0
@@ -172,6 +188,10 @@ class LocalIncoming:
 
     def look(self) -> None:
         """Take what an earlier attempt left, if it says of which version it is. Raises OSError."""
+        with self._at_the_file:
+            self._look()
+
+    def _look(self) -> None:
         kept = _read_version(self._version)
         size = os.fstat(self._handle).st_size
         if kept is None or size == 0 or size > (size if kept.total is None else kept.total):
@@ -185,7 +205,7 @@ class LocalIncoming:
 
     async def restart(self, kept: Kept | None) -> None:
         with self._storage.failures(f"begin {self._key}"):
-            await asyncio.to_thread(self._begin, kept)
+            await asyncio.to_thread(self._alone, self._begin, kept)
 
     async def write(self, chunk: bytes) -> None:
         failpoints.hit(failpoints.DELIVER_RECEIVING)
@@ -194,11 +214,11 @@ class LocalIncoming:
         self._size += len(chunk)
         if len(self._buffer) >= _BUFFER_BYTES:
             with self._storage.failures(f"write {self._key}"):
-                await asyncio.to_thread(self._flush)
+                await asyncio.to_thread(self._alone, self._flush)
 
     async def place(self) -> None:
         with self._storage.failures(f"place {self._key}"):
-            await asyncio.to_thread(self._flush)
+            await asyncio.to_thread(self._alone, self._flush)
             await asyncio.to_thread(sync, self._path)
             await self._storage.rename(self._path, self._key)
             self._version.unlink(missing_ok=True)
@@ -210,15 +230,22 @@ class LocalIncoming:
     def close(self) -> None:
         """Keep what the next attempt can go on with, and nothing else. Raises nothing: what it can't remove
         is swept."""
-        try:
-            with suppress(OSError):
-                if self._kept is not None:
-                    self._flush()
-                elif _is(self._path, self._handle):
-                    self._version.unlink(missing_ok=True)
-                    self._path.unlink(missing_ok=True)
-        finally:
-            os.close(self._handle)
+        with self._at_the_file:
+            self._closed = True
+            try:
+                with suppress(OSError):
+                    if self._kept is not None:
+                        self._flush()
+                    elif _is(self._path, self._handle):
+                        self._version.unlink(missing_ok=True)
+                        self._path.unlink(missing_ok=True)
+            finally:
+                os.close(self._handle)
+
+    def _alone(self, act: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
+        with self._at_the_file:
+            if not self._closed:
+                act(*args, **named)
 
     def _begin(self, kept: Kept | None) -> None:
         # In this order: at no instant do bytes of one version stand beside the word of another.
@@ -241,6 +268,11 @@ class LocalIncoming:
         self._buffer.clear()
         while rest:
             rest = rest[os.write(self._handle, rest) :]
+
+
+def _let_go(taking: "asyncio.Future[tuple[int, Path]]") -> None:
+    if not taking.cancelled() and taking.exception() is None:
+        os.close(taking.result()[0])
 
 
 @cache

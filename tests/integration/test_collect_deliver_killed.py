@@ -1,6 +1,7 @@
 """SIGKILL of a real collector and a real deliverer at each failpoint: the next process makes it good."""
 
 import hashlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from relay import failpoints
 pytestmark = pytest.mark.anyio
 
 CHILD: Final = Path(__file__).resolve().parents[1] / "handle_last_event.py"
+PYTHONPATH: Final = os.pathsep.join(str(CHILD.parents[up]) for up in (0, 1))
+"""Fixtures, and this very checkout's package before an installed one."""
 KILLED: Final = -9
 
 
@@ -35,7 +38,7 @@ class Children:
         self.run_process = run_process
 
     def handle(self, name: str, operation_id: UUID, *, killed_at: str | None = None) -> int:
-        environment = self.scene.environment | {"PYTHONPATH": str(CHILD.parent)}
+        environment = self.scene.environment | {"PYTHONPATH": PYTHONPATH}
         if killed_at is not None:
             environment |= {"RELAY_FAILPOINTS": f"{killed_at}=kill@1", "RELAY_ALLOW_FAILPOINTS": "1"}
         command = (sys.executable, CHILD)

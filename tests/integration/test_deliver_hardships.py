@@ -28,6 +28,8 @@ from fix_waiting import eventually
 pytestmark = pytest.mark.anyio
 
 CHILD: Final = Path(__file__).resolve().parents[1] / "handle_last_event.py"
+PYTHONPATH: Final = os.pathsep.join(str(CHILD.parents[up]) for up in (0, 1))
+"""Fixtures, and this very checkout's package before an installed one."""
 KILLED: Final = -9
 MIB: Final = 1024 * 1024
 
@@ -47,7 +49,7 @@ class Deliverer:
         self._run = run_process
 
     def start(self, *prefix: str) -> Process:
-        environment = self.scene.environment | {"PYTHONPATH": str(CHILD.parent)}
+        environment = self.scene.environment | {"PYTHONPATH": PYTHONPATH}
         return self._run(
             ["deliver", str(self.delivery)], environment, command=(*prefix, sys.executable, CHILD)
         )

@@ -1,7 +1,9 @@
 """The folder alone, a real one: when a file has its name, and what the next attempt finds of a cut one."""
 
+import asyncio
 import hashlib
 import os
+import threading
 from pathlib import Path
 from typing import Final
 from uuid import UUID, uuid4
@@ -10,7 +12,7 @@ import pytest
 
 from consumers.providers.download import Kept
 from consumers.storage import Storage, StorageError, Wanted, open_storage
-from consumers.storage.local import INCOMING
+from consumers.storage.local import INCOMING, LocalIncoming
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +126,45 @@ async def test_two_processes_never_write_one_file(tmp_path: Path) -> None:
             await second.place()
         assert (tmp_path / KEY).read_bytes() == b"second"
     assert (await found(storage))[0] == len(b"from who hangs")
+
+
+async def test_a_file_is_not_closed_under_a_thread_that_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline ends the waiting, not the thread: a closed handle's number may be another file's by then."""
+    storage = open_storage(tmp_path.as_uri())
+    writing, go_on = threading.Event(), threading.Event()
+    flush, order = LocalIncoming._flush, list[str]()
+    close = os.close
+
+    def slowly(incoming: LocalIncoming) -> None:
+        if not writing.is_set():
+            writing.set()
+            go_on.wait(60)
+            flush(incoming)
+            order.append("written")
+
+    monkeypatch.setattr(LocalIncoming, "_flush", slowly)
+
+    async def download() -> None:
+        async with storage.incoming(wanted()) as incoming:
+            await incoming.restart(VERSION)
+            monkeypatch.setattr("consumers.storage.local.os.close", closed)
+            await incoming.write(bytes(2_000_000))
+
+    def closed(handle: int) -> None:
+        order.append("closed")
+        close(handle)
+
+    task = asyncio.ensure_future(download())
+    await asyncio.to_thread(writing.wait, 60)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.1, go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    monkeypatch.undo()
+    assert order[:2] == ["written", "closed"]
+    assert (await found(storage))[0] == 2_000_000
 
 
 async def test_a_failure_says_what_where_and_what_to_do(tmp_path: Path) -> None:

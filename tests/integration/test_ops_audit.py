@@ -261,6 +261,18 @@ CORRUPTIONS: Final = (
         "insert into relay.output (operation_id, ordinal, name, url, expected_sha256, stored_key,"
         " stored_sha256) values ({0}, 0, 'a', 'https://a', repeat('0', 64), 'k', repeat('1', 64))",
     ),
+    Corruption(
+        "delivery_size",
+        Invariant.DELIVERY,
+        "insert into relay.output (operation_id, ordinal, name, url, expected_bytes, stored_key,"
+        " stored_bytes) values ({0}, 0, 'a', 'https://a', 7, 'k', 6)",
+    ),
+    Corruption(
+        "delivery_keys",
+        Invariant.DELIVERY,
+        "insert into relay.output (operation_id, ordinal, name, url, stored_key)"
+        " select {0}, n, 'a', 'https://a', 'k' from generate_series(0, 1) n",
+    ),
     Corruption("guards_off", Invariant.GUARD, "alter table relay.journal enable trigger a_forbidden"),
     Corruption("guards_missing", Invariant.GUARD, "drop trigger b_guard on relay.attempt"),
 )

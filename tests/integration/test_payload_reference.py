@@ -243,6 +243,8 @@ async def test_more_than_the_approved_bytes_are_not_read() -> None:
 
     with WireServer(flood, tls=LOCALHOST) as server, pytest.raises(PayloadChanged, match="more than"):
         await fetched(server)
+    with serving(CONTENT + b" ") as server, pytest.raises(PayloadChanged, match="more than"):
+        await fetched(server)
 
 
 async def test_a_private_address_is_fetched_from_only_where_it_is_listed() -> None:

@@ -310,6 +310,16 @@ select f.operation_id, format('its output %%s was stored with another digest tha
   from relay.output f
  where f.stored_key is not null and f.expected_sha256 is not null and f.stored_sha256 <> lower(f.expected_sha256)
 
+-- name: delivery_size
+select f.operation_id, format('its output %%s was stored with %%s bytes, and the provider named %%s', f.ordinal,
+                              f.stored_bytes, f.expected_bytes)
+  from relay.output f
+ where f.stored_key is not null and f.expected_bytes is not null and f.stored_bytes is distinct from f.expected_bytes
+
+-- name: delivery_keys
+select min(f.operation_id::text)::uuid, format('%%s outputs are stored under the one key %%s', count(*), f.stored_key)
+  from relay.output f where f.stored_key is not null group by f.stored_key having count(*) > 1
+
 -- name: guards_off
 select null::uuid, format('the guard %%s of relay.%%s is not enabled always', t.tgname, c.relname)
   from pg_trigger t join pg_class c on c.oid = t.tgrelid
