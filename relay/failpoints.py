@@ -94,6 +94,10 @@ REVIEW_RESOLVED: Final = "review.resolved"
 # relay spool import
 SPOOL_IMPORT_APPLIED: Final = "spool_import.applied"
 
+# relay dlq replay
+DLQ_REPLAY_REQUESTED: Final = "dlq.replay_requested"
+DLQ_REPLAY_SENT: Final = "dlq.replay_sent"
+
 # relay ops reconcile
 RECONCILE_READ: Final = "reconcile.read"
 RECONCILE_PHANTOM_TOLD: Final = "reconcile.phantom_told"

@@ -1,7 +1,7 @@
 """A consumer for tests: it does what each event's `job_id` says, and prints when it begins and ends.
 
 ``hold:X`` waits for the file X in PROBE_FOLDER, ``protected:X`` does so inside `uncancelled`, ``transient:X``
-and ``away:X`` fail until X exists, ``permanent`` and ``broken`` fail, ``last:S`` takes S seconds; else it
+and ``away:X`` fail until X exists, ``mended:X`` does so for good each time, ``permanent`` and ``broken`` fail, ``last:S`` takes S seconds; else it
 returns.
 """
 
@@ -63,6 +63,8 @@ class Probe(Consumer):
                     raise Transient("the gate is closed")
                 case "away" if not _open(gate):
                     raise psycopg.OperationalError("the server has gone")
+                case "mended" if not _open(gate):
+                    raise Permanent("nobody has mended it yet")
                 case "permanent":
                     raise Permanent("no gate will ever open")
                 case "broken":

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from consumers.runtime.assignment import Assignment, Delivery
 from consumers.runtime.metrics import Metrics
 from consumers.runtime.offsets import PartitionOffsets
+from consumers.runtime.parking import retry_topic
 from consumers.runtime.properties import consumer_properties, group_id
 from consumers.runtime.record import from_message
 from relay import failpoints
@@ -120,7 +121,10 @@ class Group:
     def _run(self) -> None:
         try:
             self._kafka.subscribe(
-                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+                [*self._topics, *map(self._retries, self._topics)],
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
             )
             while not self._closing.is_set():
                 self._turn()
@@ -132,6 +136,10 @@ class Group:
             self._failed(error)
         finally:
             self._kafka.close()
+
+    def _retries(self, topic: str) -> str:
+        """A pattern, so that the topic may come into being when the first parked event is given back."""
+        return "^" + retry_topic(topic, self.group_id).replace(".", "\\.") + "$"
 
     def _turn(self) -> None:
         """Take what finished, commit, and read: as much as there is, or as much as finished when busy.
@@ -335,6 +343,8 @@ class Group:
                 meaning="Nothing that wasn't finished was committed.",
                 remedy="Start it again once the cause is mended.",
             )
+        if topic.startswith("^"):
+            return  # nothing was ever given back
         now = time.monotonic()
         complaint = (error.code(), topic)
         if now - self._complaints.get(complaint, -COMPLAINT_S) >= COMPLAINT_S:
