@@ -25,7 +25,7 @@ from consumers.payloads import PayloadChanged, Payloads, PayloadUnreachable
 from consumers.providers.answer import Answer, to_record
 from consumers.providers.outcome import Submission, classify_submission
 from consumers.providers.profile import Profile
-from consumers.providers.request import Request, render_submit
+from consumers.providers.request import Request, idempotency_key, render_submit
 from consumers.providers.spool import Spool, SpoolEntry, SpoolError, read_entry
 from consumers.registered import Provider, Providers
 from consumers.runtime import Consumer, Context, Event
@@ -168,7 +168,7 @@ class Dispatch(Consumer):
                 operation_id=str(claimed.operation_id),
                 payload=payload,
                 secret=provider.secret,
-                idempotency_key=None,
+                idempotency_key=idempotency_key(profile, str(claimed.operation_id)),
             )
         except PayloadUnreachable as error:
             unsent = Submission(
@@ -213,7 +213,7 @@ class Dispatch(Consumer):
         attempt = str(claimed.token)
         sending = claims.Sending(
             request_sha256=request.sha256,
-            idempotency_key=None,
+            idempotency_key=idempotency_key(profile, str(claimed.operation_id)),
             spool=str(self._spool.folder),
             deadline_s=profile.submit.deadline_s,
             margin_s=profile.margin_s,

@@ -9,9 +9,9 @@ from consumers.operations import providers
 from consumers.providers.answer import Answer
 from consumers.providers.client import ProviderClient
 from consumers.providers.listing import Interval, Listed, read_page, render_listing
-from consumers.providers.observation import Observation, classify_observation
+from consumers.providers.observation import Observation, asks_for_result, classify_observation
 from consumers.providers.profile import Listing, Profile
-from consumers.providers.request import render_observe, require_settings
+from consumers.providers.request import render_observe, render_result, require_settings
 from relay.errors import UsageError
 from relay.settings import ProviderSettings, Settings
 
@@ -65,14 +65,17 @@ class Providers:
     async def observe(self, profile: Profile, job_id: str) -> tuple[Answer, Observation]:
         """One GET for `job_id`, and what it says. Whatever goes wrong is an observation too, a missing URL or
         credential as well: the job goes on without us, and is asked for again when the setting is mended."""
+        result: Answer | None = None
         try:
             provider = self.provider(profile)
             request = render_observe(profile, provider.base_url, job_id, provider.secret)
+            answer = await provider.client.observe(request, profile.observe.deadline_s)
+            if asks_for_result(profile, answer, job_id=job_id):
+                request = render_result(profile, provider.base_url, job_id, provider.secret)
+                result = await provider.client.observe(request, profile.observe.deadline_s)
         except (UsageError, ValueError) as error:
             answer = Answer(error=str(error))
-        else:
-            answer = await provider.client.observe(request, profile.observe.deadline_s)
-        return answer, classify_observation(profile, answer, job_id=job_id)
+        return answer, classify_observation(profile, answer, job_id=job_id, result=result)
 
     async def list_page(
         self,

@@ -1,7 +1,7 @@
 """What the answer to a GET says about a job. Pure; it never turns silence or an unknown word into a state."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
@@ -50,8 +50,46 @@ class Observation:
     evidence: dict[str, Any]
 
 
-def classify_observation(profile: Profile, answer: Answer, *, job_id: str | None = None) -> Observation:
-    """Read a GET's answer. With `job_id`, an answer about another job is an error. Raises nothing."""
+def asks_for_result(profile: Profile, answer: Answer, *, job_id: str) -> bool:
+    """Whether the outputs of the job, which has succeeded, are asked for with another GET."""
+    if profile.observe.result_path is None:
+        return False
+    return classify_observation(profile, answer, job_id=job_id).reason == "succeeded"
+
+
+def classify_observation(
+    profile: Profile, answer: Answer, *, job_id: str | None = None, result: Answer | None = None
+) -> Observation:
+    """Read a GET's answer. With `job_id`, an answer about another job is an error. Raises nothing.
+
+    `result`: the answer to the second GET, where the profile has its outputs there.
+    """
+    seen = _classify(profile, answer, job_id)
+    if seen.state != "succeeded" or result is None:
+        return seen
+    document = documents.read(result)
+    wait_s = retry_after_s(result)
+    if result.status is None or result.status // 100 == 5 or result.status in {408, 425, 429}:
+        # It has succeeded and said so; only its outputs weren't to be had this time.
+        return Observation(
+            state="error", reason="no_result", retry_after_s=wait_s, evidence=evidence(result, word=seen.word)
+        )
+    outputs = None
+    if result.status // 100 == 2 and document.valid:
+        outputs = _outputs(profile.observe.outputs, document)
+    if outputs is None:
+        return Observation(
+            state="unrecognised",
+            reason="outputs_unreadable",
+            word=seen.word,
+            cost=seen.cost,
+            retry_after_s=wait_s,
+            evidence=evidence(result, word=seen.word),
+        )
+    return replace(seen, outputs=outputs)
+
+
+def _classify(profile: Profile, answer: Answer, job_id: str | None) -> Observation:
     wait_s = retry_after_s(answer)
     if answer.status is None:
         return Observation(state="error", reason="no_answer", evidence=evidence(answer))
@@ -108,7 +146,8 @@ def _state(profile: Profile, answer: Answer, document: Document, wait_s: float |
         )
     if state == "succeeded" and _failed_all_the_same(profile, document):
         state = "failed"
-    outputs = _outputs(profile.observe.outputs, document) if state == "succeeded" else ()
+    here = state == "succeeded" and profile.observe.result_path is None
+    outputs = _outputs(profile.observe.outputs, document) if here else ()
     if outputs is None:
         return Observation(
             state="unrecognised",

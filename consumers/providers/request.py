@@ -3,6 +3,7 @@ that were approved are spliced into the template as they are.
 """
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Final
@@ -54,22 +55,32 @@ def render_submit(
         templates=profile.submit.headers,
         known=known,
         secret=secret,
-        body=_splice(profile, profile.submit.body, known, payload),
+        body=_splice(profile, profile.submit.body, known, _with_reference(profile, operation_id, payload)),
     )
+
+
+def idempotency_key(profile: Profile, operation_id: str) -> str | None:
+    """The key of every request of the operation, where the profile declares that its provider keeps keys."""
+    return None if profile.idempotency == "none" else operation_id
 
 
 def render_observe(profile: Profile, base_url: str, job_id: str, secret: str | None) -> Request:
     """The GET that observes the job `job_id`, percent-encoded: an id never becomes another path.
     Raises UsageError as `render_submit` does."""
-    return _render(
-        profile,
-        method="GET",
-        url=base(profile, base_url) + profile.observe.path.replace("${job_id}", quote_id(job_id)),
-        templates=profile.observe.headers,
-        known={},
-        secret=secret,
-        body=b"",
-    )
+    return _render_job_get(profile, base_url, profile.observe.path, job_id, secret)
+
+
+def render_result(profile: Profile, base_url: str, job_id: str, secret: str | None) -> Request:
+    """The GET for a succeeded job's outputs. Raises UsageError as `render_submit` does, and ValueError when
+    the profile has them in the answer that has the status."""
+    if profile.observe.result_path is None:
+        raise ValueError(f"the profile {profile.name} has no result_path")
+    return _render_job_get(profile, base_url, profile.observe.result_path, job_id, secret)
+
+
+def _render_job_get(profile: Profile, base_url: str, path: str, job_id: str, secret: str | None) -> Request:
+    filled = path.replace("${job_id}", quote_id(job_id))
+    return render_get(profile, base_url, filled, profile.observe.headers, secret)
 
 
 def render_cancel(profile: Profile, base_url: str, job_id: str, secret: str | None) -> Request:
@@ -225,6 +236,27 @@ def _fill(profile: Profile, template: str, known: dict[str, str]) -> str:
         return known[match[1]]
 
     return _PLACEHOLDER.sub(one, template)
+
+
+def _with_reference(profile: Profile, operation_id: str, payload: bytes) -> bytes:
+    """The payload with the operation's id as its first member, where the provider takes its reference there.
+    What was approved stands behind it, byte for byte."""
+    member = None if profile.client_reference is None else profile.client_reference.member
+    if member is None:
+        return payload
+    try:
+        approved = json.loads(payload)
+    except (ValueError, RecursionError):
+        approved = None
+    if not isinstance(approved, dict) or member in approved:
+        what = f"has a {member} of its own" if isinstance(approved, dict) else "is no JSON object"
+        raise UsageError(
+            f"The payload {what}, and the profile {profile.name} puts the operation's id there.",
+            remedy=f"Prepare another operation: its payload is a JSON object without {member}.",
+        )
+    rest = payload.lstrip()[1:]
+    comma = b", " if approved else b""
+    return b'{"' + member.encode() + b'": "' + operation_id.encode() + b'"' + comma + rest
 
 
 def _splice(profile: Profile, template: str, known: dict[str, str], payload: bytes) -> bytes:
