@@ -316,4 +316,4 @@ revoke execute on function relay.owners_of_login, relay.acts_for, relay.guard_ow
   relay.guard_incident, relay.redact_operation from public;
 grant execute on function relay.owners_of_login to relay_app;
 grant execute on function relay.begin_cancel, relay.finish_cancel, relay.redact_operation to relay_operator;
-grant select on relay.app_owner to relay_app, relay_worker, relay_operator, relay_reader;
+grant select on relay.app_owner to relay_worker, relay_operator, relay_reader;
