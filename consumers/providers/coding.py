@@ -9,8 +9,9 @@ from typing import Final
 
 from consumers.providers.answer import Answer
 
-INFLATED_BYTES: Final = 2 * 1024 * 1024
-"""Most that a compressed answer may become: as a document it takes some hundred times that in memory."""
+INFLATED_BYTES: Final = 1024 * 1024
+"""Most that a compressed answer may become, as one that isn't compressed: as a document it may take a hundred
+times that in memory."""
 _STEP_BYTES: Final = 256
 """Inflated at once: what a damaged stream gave before its fault is lost for this many bytes only."""
 _GZIP: Final = b"\x1f\x8b"

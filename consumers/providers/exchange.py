@@ -24,13 +24,12 @@ from consumers.providers.tap import Backend, Tap
 logging.getLogger("httpcore").setLevel(logging.WARNING)
 
 _HEADERS_STARTED: Final = "http11.send_request_headers.started"
+_HEAD_COMPLETE: Final = "http11.receive_response_headers.complete"
 _ANSWER_FAILED: Final = frozenset(
     {"http11.receive_response_headers.failed", "http11.receive_response_body.failed"}
 )
 _ERROR_CHARACTERS: Final = 500
 """Most of an exception's text that is kept: it may quote what the server sent."""
-_HEAD_BYTES: Final = 128 * 1024
-"""More than the head of any answer that the HTTP library reads."""
 UNWRITABLE: Final = (
     httpcore.LocalProtocolError,
     httpcore.UnsupportedProtocol,
@@ -88,7 +87,7 @@ class Exchange:
     _broke_http: bool = False
 
     def __post_init__(self) -> None:
-        self._tap = Tap(limit_bytes=self.limit_bytes + _HEAD_BYTES)
+        self._tap = Tap(body_bytes=self.limit_bytes)
 
     async def run(self, *, tls: ssl.SSLContext, proxy: str | None) -> None:
         """Send the request and read the answer. Raises whatever cuts it short."""
@@ -160,8 +159,11 @@ class Exchange:
         # A proxy's CONNECT passes here too, and is not the request.
         if event == _HEADERS_STARTED and info["request"].method == self.request.method.encode():
             await self._stand_before_first_byte()
+        elif event == _HEAD_COMPLETE:
+            self._tap.head_over = True
         elif event in _ANSWER_FAILED and isinstance(info["exception"], httpcore.RemoteProtocolError):
             self._broke_http = not self._tap.ended
+            self._tap.head_over = True
             await self._tap.drain()
         boundaries.passed(event, hook_returned=self.hook_returned)
 

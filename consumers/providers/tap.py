@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import httpcore
 
+HEAD_BYTES: Final = 192 * 1024
+"""More than the head of any answer that the HTTP library reads, and what may come in one read behind it."""
 _READ_BYTES: Final = 64 * 1024
 _ANSWERED_GRACE_S: Final = 1.0
 """How long a request goes on being sent once a final answer to it has begun (RFC 9112, 9.5)."""
@@ -27,8 +29,8 @@ _STATUS_LINE_BYTES: Final = len("HTTP/1.1 200")
 class Tap:
     """The bytes of one exchange, over whatever streams its connection is made of (TCP, then TLS)."""
 
-    def __init__(self, *, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self, *, body_bytes: int) -> None:
+        self._limit_bytes = HEAD_BYTES + body_bytes
         self._received = bytearray()
         self._connections: list[httpcore.AsyncNetworkStream] = []
         self.stream: _Stream | None = None
@@ -36,6 +38,8 @@ class Tap:
         """Set when the request may be sent; what went before, a proxy's CONNECT, isn't the exchange's."""
         self.written = False
         """Something of the request was given to the connection: bytes may have left."""
+        self.head_over = False
+        """The head of the answer has come, or what can't be one."""
         self.ended = False
         """The server closed, or the connection broke."""
 
@@ -45,8 +49,13 @@ class Tap:
         return bytes(self._received)
 
     def take(self, data: bytes) -> None:
-        if self.open:
-            self._received += data[: self._limit_bytes - len(self._received)]
+        """Raises RemoteProtocolError for more than any head has while there is still no answer: interim
+        ones may go on for ever."""
+        if not self.open:
+            return
+        self._received += data[: self._limit_bytes - len(self._received)]
+        if len(self._received) > HEAD_BYTES and not self.head_over:
+            raise httpcore.RemoteProtocolError(f"{HEAD_BYTES} bytes, and no answer in them")
 
     def connected(self, connection: httpcore.AsyncNetworkStream) -> None:
         self._connections.append(connection)
@@ -61,7 +70,7 @@ class Tap:
         while self.stream is not None and not self.ended and len(self._received) < self._limit_bytes:
             try:
                 await self.stream.receive(_READ_BYTES, _QUIET_S)
-            except (httpcore.NetworkError, httpcore.TimeoutException, OSError):
+            except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, OSError):
                 return
 
 
@@ -111,9 +120,9 @@ class _Stream(httpcore.AsyncNetworkStream):
         except Exception:
             self._tap.ended = True
             raise
-        self._tap.take(data)
         if not data:
             self._tap.ended = True
+        self._tap.take(data)
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
@@ -148,7 +157,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         while not self._tap.ended and not _is_final(self._early) and len(self._early) < _READ_BYTES:
             try:
                 self._early += await self.receive(_READ_BYTES, None)
-            except (httpcore.NetworkError, OSError):
+            except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
                 return
 
     async def aclose(self) -> None:

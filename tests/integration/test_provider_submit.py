@@ -348,6 +348,18 @@ async def test_an_illegal_header_sends_no_byte_and_holds_for_configuration(value
     assert value[:6] not in (answer.error or "")
 
 
+async def test_a_request_that_can_not_be_written_to_its_end_is_unknown_once_its_head_has_left() -> None:
+    """The same exception as for an illegal header; only what was written tells them apart."""
+    with WireServer(listen) as server:
+        request = submission(GENACE, server.url)
+        headers = (*request.headers, ("Content-Length", "1"))
+        answer, outcome = await submit(server.url, request=dataclasses.replace(request, headers=headers))
+        server.wait_closed(1)
+        assert server.received.startswith(b"POST ")
+    assert "LocalProtocolError" in (answer.error or "")
+    assert (answer.sent, outcome.verdict, outcome.hold) == (True, "unknown", None)
+
+
 @pytest.mark.parametrize("secret", ["line\r\nX-Injected: yes", "trailing\n", "ünlesbar", "nul\x00", " "])
 def test_a_credential_that_no_header_may_have_is_refused_before_anything_is_claimed(secret: str) -> None:
     with pytest.raises(UsageError, match="RELAY_PROVIDER_GENACE_SECRET") as refused:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.providers.answer import Answer, from_record, to_record
+from consumers.providers.evidence import EVIDENCE_BYTES, bounded
 from consumers.providers.outcome import Submission, classify_submission
 from provider_samples import answered, profile
 
@@ -341,6 +342,21 @@ def test_evidence_is_bounded_and_can_be_stored_as_jsonb(body: bytes) -> None:
     kept = json.dumps(outcome(answered(200, body, ("Location", "\x00" + "l" * 9_000))).evidence)
     assert len(kept) < 64 * 1024
     assert "\\u0000" not in kept
+
+
+def test_ids_that_take_all_the_room_are_kept_as_far_as_it_goes_and_the_others_are_counted() -> None:
+    """The rest of the evidence stays: a row that can't be written would keep the answer out for ever."""
+    ids = [f"{number:03}" + "\N{ROCKET}" * 509 for number in range(100)]
+    body = json.dumps({"jobs": [{"id": one} for one in ids]}, ensure_ascii=False).encode()
+    found = outcome(answered(200, body))
+    assert found.candidates == tuple(ids[:32])
+    kept = bounded(found.evidence)
+    assert len(json.dumps(kept, ensure_ascii=False).encode()) <= EVIDENCE_BYTES
+    for name, all_of_it in (("candidates", ids[:32]), ("other_ids", ids[32:])):
+        assert kept[name] == all_of_it[: len(kept[name])]
+        assert len(kept[name]) + kept[f"{name}_left_out"] == len(all_of_it)
+        assert kept[name]
+    assert (kept["status"], kept["body_bytes"]) == (200, len(body))
 
 
 @given(
