@@ -114,8 +114,7 @@ class Spool:
             try:
                 os.posix_fallocate(file, 0, _ROOM_BYTES)
                 if self._suspect:
-                    os.pwrite(file, b"\0" * _ROOM_BYTES, 0)
-                    os.fsync(file)
+                    _write_line(file, {"kind": _ROOM, "bytes": "-" * _ROOM_BYTES})
             finally:
                 os.close(file)
                 path.unlink()
