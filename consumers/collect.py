@@ -7,13 +7,18 @@ time has passed. An event may come again at any time: that costs GETs and nothin
 
 import os
 import socket
+from typing import Any
 from uuid import UUID
 
+import psycopg
+
+from consumers import permits
 from consumers.evidence import Collector
-from consumers.operations import observations
+from consumers.operations import limits, observations, polling
 from consumers.operations.access import require_worker
 from consumers.operations.lifecycle import Phase
 from consumers.operations.polling import Poll, Subject
+from consumers.providers.profile import Profile
 from consumers.registered import Providers
 from consumers.runtime import Consumer, Context, Event
 from consumers.runtime.visibility import Unseen
@@ -50,6 +55,46 @@ class Collect(Consumer):
             if why_not is not None or job_id is None:
                 ctx.log.debug("not asked", why=why_not, phase=subject.phase)
                 return
+            if await self._waits_for_the_provider(connection, subject, profile):
+                ctx.log.debug("not asked", why="the provider gives no answers", failed=subject.polls_failed)
+                return
+        async with permits.within(
+            permits.of_polls(profile, subject.account),
+            ctx,
+            operation_id=operation_id,
+            phase=subject.phase,
+            holder=self._actor,
+            lease_s=profile.observe.deadline_s + profile.margin_s,
+            waited=subject.waits_until is not None,
+        ) as allowed:
+            if allowed:
+                await self._ask(subject, job_id, profile, ctx)
+
+    async def _waits_for_the_provider(
+        self, connection: psycopg.AsyncConnection[Any], subject: Subject, profile: Profile
+    ) -> bool:
+        """While an account gives no answers one GET at a time asks whether it is back; others are put off."""
+        not_before = subject.poll_not_before
+        if not_before is None:
+            return False
+        async with connection.transaction():
+            if not_before <= subject.now:
+                probed = await limits.probe(
+                    connection,
+                    subject.provider,
+                    subject.account,
+                    failed=subject.polls_failed,
+                    wait_s=polling.away_s(subject.polls_failed + 1, profile),
+                )
+                if probed is None:
+                    return False
+                not_before = probed
+            delay_s = polling.away_spread_s(subject.operation_id, subject.observations, profile)
+            await limits.defer_while_away(connection, subject.operation_id, not_before, delay_s)
+        return True
+
+    async def _ask(self, subject: Subject, job_id: str, profile: Profile, ctx: Context) -> None:
+        async with ctx.pool.connection() as connection:
             asked = await observations.begin(connection, subject, job_id, self._actor)
 
         failpoints.hit(failpoints.COLLECT_BEFORE_GET)
@@ -59,7 +104,7 @@ class Collect(Consumer):
         async with ctx.pool.connection() as connection:
             verdict = await observations.apply_observation(
                 connection,
-                operation_id=operation_id,
+                operation_id=subject.operation_id,
                 asked=asked,
                 observation=observation,
                 status=answer.status,
@@ -79,4 +124,6 @@ def _nothing_to_ask(subject: Subject, min_s: float) -> str | None:
         return f"the operation is {subject.phase}"
     if subject.recently < min_s:
         return "it was observed just now"
+    if subject.waits_until is not None and subject.waits_until > subject.now:
+        return "it waits for its account's limits"
     return None

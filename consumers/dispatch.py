@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from consumers import permits
 from consumers.leftover import told
 from consumers.operations import claims
 from consumers.operations.access import require_worker
@@ -75,8 +76,13 @@ class Dispatch(Consumer):
             await self._apply_leftovers(ctx)
             # Seen only in the hook, it would count as a provider that can't be reached.
             self._spool.require_room()
-        await self._require_configured(event, ctx)
-        failpoints.hit(failpoints.DISPATCH_BEFORE_CLAIM)
+        asked = _asked(event)
+        async with permits.to_submit(self._providers, *asked, ctx, worker=self._worker) as permitted:
+            if permitted:
+                failpoints.hit(failpoints.DISPATCH_BEFORE_CLAIM)
+                await self._claim_and_send(event, ctx)
+
+    async def _claim_and_send(self, event: Event, ctx: Context) -> None:
         async with ctx.uncancelled():
             async with ctx.pool.connection() as connection:
                 claimed = await self._claim(connection, event, ctx)
@@ -97,23 +103,6 @@ class Dispatch(Consumer):
                 raise answer.hook_error
 
     # Before the first byte ---------------------------------------------------------------------------
-
-    async def _require_configured(self, event: Event, ctx: Context) -> None:
-        """A process without the provider's URL or credential must not claim what another process could send:
-        held one by one, every operation that is approved meanwhile would need a person."""
-        operation_id, dispatch_no = _asked(event)
-        async with ctx.pool.connection() as connection:
-            wanted = await claims.wanted(connection, operation_id, dispatch_no)
-            if wanted is None:
-                return
-            try:
-                profile = await self._providers.profile(connection, *wanted)
-            except (UsageError, SchemaError):
-                return  # no setting of this process mends that: the operation will be held for it
-        try:
-            self._providers.require_settings(profile)
-        except UsageError as error:
-            raise Unavailable(error.message, meaning="Nothing was claimed.", remedy=error.remedy) from error
 
     async def _claim(
         self, connection: psycopg.AsyncConnection[tuple[object, ...]], event: Event, ctx: Context

@@ -142,6 +142,9 @@ class Settings(BaseModel):
     spool: Path = Field(Path("spool"), description="folder of the dispatcher's spool; a volume that survives")
     claim_lease_s: float = Field(60.0, gt=0, description="lease of a claim before anything is sent")
     schedule_every_s: float = Field(1.0, gt=0, description="how often schedule looks for what is due")
+    polls_per_s: float = Field(
+        500.0, gt=0, description="most jobs that one schedule process asks for in a second"
+    )
     reemit_after_s: float = Field(60.0, gt=0, description="an operation that stays prepared is emitted again")
 
     # Observation

@@ -69,13 +69,25 @@ class NotClaimed:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an event asks to send. `waited`: it was put into the line of its account's limits; `waits`: its
+    turn hasn't come."""
+
+    provider: str
+    profile_digest: str
+    account: str
+    waited: bool
+    waits: bool | None
+
+
 async def wanted(
     connection: psycopg.AsyncConnection[Any], operation_id: UUID, dispatch_no: int
-) -> tuple[str, str] | None:
-    """Provider and profile digest of what an event asks to send; None when it asks for nothing any more."""
+) -> Wanted | None:
+    """None when the event asks for nothing any more."""
     parameters = {"operation_id": operation_id, "dispatch_no": dispatch_no}
     row = await _one(connection, _SQL["wanted"], parameters)
-    return None if row is None else (str(row[0]), str(row[1]))
+    return None if row is None else Wanted(*row)
 
 
 async def claim(

@@ -119,9 +119,9 @@ async def expire(
 # Events ----------------------------------------------------------------------------------------------
 
 
-async def due(connection: _Connection, limit: int) -> list[UUID]:
-    """Prepared and accepted operations whose next event is due."""
-    cursor = await connection.execute(_SQL["due"], {"limit": limit})
+async def due(connection: _Connection, phase: Phase, limit: int) -> list[UUID]:
+    """Operations in `phase`, prepared or accepted, whose next event is due; the longest first."""
+    cursor = await connection.execute(_SQL["due"], {"phase": phase, "limit": limit})
     return [operation_id for (operation_id,) in await cursor.fetchall()]
 
 

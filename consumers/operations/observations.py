@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from consumers.operations import polling
+from consumers.operations import limits, polling
 from consumers.operations.ground import Ground, say
 from consumers.operations.lifecycle import Cause, Phase
 from consumers.operations.polling import Contradiction, Finish, Noted, Poll, Subject, Verdict
@@ -87,8 +87,28 @@ async def apply_observation(
             evidence=Jsonb(bounded(observation.evidence)),
         )
         await _Consequence(connection, subject, asked, observation, profile, actor).of(verdict)
+        await _count(connection, subject, observation, profile)
         failpoints.hit(failpoints.COLLECT_ANSWER_UNCOMMITTED)
     return verdict
+
+
+async def _count(
+    connection: _Connection, subject: Subject, observation: Observation, profile: Profile
+) -> None:
+    """What the answer says of the account. Last in the transaction: its row is everybody's, and nobody else's
+    lock is waited for while it is held. While all is well nothing is written."""
+    if polling.says_nothing_of_the_account(observation):
+        told_s = observation.retry_after_s
+        await limits.poll_failed(
+            connection,
+            subject.provider,
+            subject.account,
+            away_after=polling.AWAY_AFTER,
+            wait_s=polling.away_s(polling.AWAY_AFTER, profile),
+            retry_after_s=min(told_s, polling.RETRY_AFTER_MOST_S) if told_s else None,
+        )
+    elif subject.polls_failed:
+        await limits.poll_answered(connection, subject.provider, subject.account)
 
 
 class _Consequence:
@@ -117,7 +137,12 @@ class _Consequence:
                 await self._finish(verdict)
             case Poll():
                 await self._record_job()
-                await self._run("poll_again", delay_s=verdict.delay_s)
+                await self._run(
+                    "poll_again",
+                    delay_s=verdict.delay_s,
+                    known=polling.knows_the_job(self.observation),
+                    last_seen_at=self.subject.last_seen_at,
+                )
                 if verdict.unknown is not None:
                     await self._review("job_unknown", verdict.unknown, quiet_s=self.profile.give_up_s)
             case Contradiction():

@@ -16,6 +16,13 @@ SLOWER: Final = 10
 come back, and nobody waits for it by the second."""
 RETRY_AFTER_MOST_S: Final = 3600.0
 """A provider that asks for more is asked again after an hour all the same: that only costs a GET."""
+JITTER: Final = 0.2
+"""The share of a wait over which those that would end in the same moment are spread."""
+AWAY_AFTER: Final = 3
+"""As many GETs in a row that say nothing, and the account counts as away."""
+AWAY_LEAST_S: Final = 60.0
+AWAY_MOST_S: Final = 300.0
+"""The longest wait of an account that is away lies between these: a GET each few minutes costs nothing."""
 COST_STEP: Final = Decimal("0.000001")
 COST_BELOW: Final = Decimal(10) ** 14
 """What `numeric(20, 6)` can hold: step, and the first amount that it can't."""
@@ -56,6 +63,13 @@ class Subject:
     now: datetime
     job_taken: bool = False
     """A person gave the job to another operation: what comes of it is not this one's."""
+    nudged_at: datetime | None = None
+    """When a webhook last said that there is something to see."""
+    waits_until: datetime | None = None
+    """Until when it waits in the line of its account's limits."""
+    polls_failed: int = 0
+    poll_not_before: datetime | None = None
+    """Of the account: GETs without an answer in a row, and until when all wait for that."""
 
     @property
     def provider_account(self) -> str:
@@ -139,13 +153,13 @@ def decide(
         return Noted(f"the operation is {subject.phase}")
     if subject.job_taken:
         # Its review decides; one job is never two operations' result.
-        return Poll(_at_least(profile.poll.max_s * SLOWER, observation.retry_after_s))
+        return _slowly(subject, observation, profile)
     if observation.state == "succeeded" and observation.outputs:
         return Finish(Phase.SUCCEEDED, _cost(subject, observation, profile))
     if observation.state in ("failed", "cancelled"):
         # Whether a failed job was charged is known only from the provider: what was reserved isn't its cost.
         return Finish(_SEEN[observation.state], storable_cost(observation.cost))
-    return _poll(subject, observation, profile)
+    return _poll(subject, observation, profile, asked_at)
 
 
 def _cost(subject: Subject, observation: Observation, profile: Profile) -> Decimal | None:
@@ -169,8 +183,9 @@ def _against_final(subject: Subject, observation: Observation, asked_at: datetim
     return Noted("it says again how the operation ended")
 
 
-def _poll(subject: Subject, observation: Observation, profile: Profile) -> Poll:
+def _poll(subject: Subject, observation: Observation, profile: Profile, asked_at: datetime) -> Poll:
     since_accepted_s = _seconds(subject.accepted_at, subject.now)
+    spread = jitter(subject.operation_id, subject.observations)
     if observation.state == "not_found" and (
         _seconds(subject.last_seen_at, subject.now) > profile.not_found_grace_s
     ):
@@ -178,15 +193,47 @@ def _poll(subject: Subject, observation: Observation, profile: Profile) -> Poll:
     elif since_accepted_s > profile.give_up_s:
         unknown = "give_up"
     else:
-        delay_s = profile.poll.delay_s(
-            subject.observations, jitter(subject.operation_id, subject.observations)
-        )
-        return Poll(_at_least(delay_s, observation.retry_after_s))
-    return Poll(_at_least(profile.poll.max_s * SLOWER, observation.retry_after_s), unknown)
+        delay_s = profile.poll.delay_s(subject.observations, spread)
+        if subject.nudged_at is not None and subject.nudged_at > asked_at:
+            # What a webhook told of while the GET was under way may not be in its answer.
+            delay_s = min(delay_s, profile.poll.min_s)
+        return Poll(_at_least(delay_s, observation.retry_after_s, spread))
+    return _slowly(subject, observation, profile, unknown)
 
 
-def _at_least(delay_s: float, retry_after_s: float | None) -> float:
-    return max(delay_s, min(retry_after_s or 0.0, RETRY_AFTER_MOST_S))
+def _slowly(subject: Subject, observation: Observation, profile: Profile, unknown: str | None = None) -> Poll:
+    spread = jitter(subject.operation_id, subject.observations)
+    delay_s = profile.poll.max_s * SLOWER * (1.0 + JITTER * spread)
+    return Poll(_at_least(delay_s, observation.retry_after_s, spread), unknown)
+
+
+def _at_least(delay_s: float, retry_after_s: float | None, spread: float) -> float:
+    # Who was told the same time by the provider must not come back in the same moment.
+    return max(delay_s, min(retry_after_s or 0.0, RETRY_AFTER_MOST_S) * (1.0 + JITTER * spread))
+
+
+# An account that is away ------------------------------------------------------------------------------------
+
+
+def says_nothing_of_the_account(observation: Observation) -> bool:
+    """Whether the GET failed in a way that another job's would have failed in, too."""
+    return observation.state == "error" and (
+        observation.reason == "no_answer"
+        or observation.reason in ("status_401", "status_403", "status_407", "status_408", "status_429")
+        or observation.reason.startswith("status_5")
+    )
+
+
+def away_s(failed: int, profile: Profile) -> float:
+    """How long an account is left alone after `failed` (from `AWAY_AFTER`) GETs in a row said nothing."""
+    longest_s = min(AWAY_MOST_S, max(AWAY_LEAST_S, profile.poll.max_s))
+    return float(min(longest_s, profile.poll.min_s * 2.0 ** min(max(0, failed - AWAY_AFTER), 30)))
+
+
+def away_spread_s(operation_id: UUID, observations: int, profile: Profile) -> float:
+    """How long after the account's wait an operation asks again: all over twice `poll.max_s`, so that a
+    provider that is back isn't met by everybody at once."""
+    return 2.0 * profile.poll.max_s * jitter(operation_id, observations)
 
 
 def _seconds(since: datetime | None, now: datetime) -> float:

@@ -19,6 +19,7 @@ from consumers.connection import patient_conninfo
 from consumers.operations.access import require_worker
 from consumers.registered import Providers
 from consumers.schedule import metrics
+from consumers.schedule.allowance import Allowance
 from consumers.schedule.round import Done, Round
 from relay.errors import Unavailable, as_sentence
 from relay.exposition import serve
@@ -42,6 +43,7 @@ class Schedule:
         self._actor = f"schedule@{socket.gethostname()}:{os.getpid()}"
         self._providers = Providers(settings)
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(part="schedule")
+        self._polls = Allowance(settings.polls_per_s)
         self._stopping = asyncio.Event()
         self._overdue_said_at = -SAY_AGAIN_S
         self._reconnect_s = RECONNECT_S[0]
@@ -101,11 +103,11 @@ class Schedule:
         await require_worker(connection, inbox=False)
         return connection
 
-    def _round(self, connection: psycopg.AsyncConnection[Any]) -> Round:
-        return Round(connection, actor=self._actor, providers=self._providers, log=self._log)
+    def _round(self, connection: psycopg.AsyncConnection[Any], polls: Allowance | None = None) -> Round:
+        return Round(connection, actor=self._actor, providers=self._providers, log=self._log, polls=polls)
 
     async def _rounds(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        round_ = self._round(connection)
+        round_ = self._round(connection, self._polls)
         while not self._stopping.is_set():
             done = await round_.run()
             self._reconnect_s = RECONNECT_S[0]

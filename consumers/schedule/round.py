@@ -17,6 +17,7 @@ from consumers.operations import due
 from consumers.operations.due import RunOut
 from consumers.operations.lifecycle import Hold, Phase
 from consumers.registered import Providers
+from consumers.schedule.allowance import Allowance
 from consumers.schedule.fitting import fitting
 from relay import failpoints
 from relay.errors import RelayError
@@ -60,8 +61,11 @@ class Round:
         actor: str,
         providers: Providers,
         log: structlog.typing.FilteringBoundLogger,
+        polls: Allowance | None = None,
     ) -> None:
+        """`polls`: how many collection events may be written; None: as many as are due."""
         self._connection = connection
+        self._polls = polls or Allowance(None)
         self._actor = actor
         self._providers = providers
         self._log = log
@@ -101,8 +105,17 @@ class Round:
                 self._log.warning("lease ran out", operation_id=str(lease.operation_id), phase=str(moved))
 
     async def _events(self) -> None:
-        waiting = await due.due(self._connection, BATCH)
-        self._full(waiting)
+        prepared = await due.due(self._connection, Phase.PREPARED, BATCH)
+        self._full(prepared)
+        await self._emit(prepared)
+        # What piled up while schedule was away is spread: a poll that is late may be a little later.
+        accepted = await due.due(self._connection, Phase.ACCEPTED, min(BATCH, self._polls.left()))
+        if len(accepted) >= BATCH:
+            self._done.full = True
+        await self._emit(accepted)
+        self._polls.spend(len(accepted))
+
+    async def _emit(self, waiting: list[UUID]) -> None:
         if not waiting:
             return
         try:

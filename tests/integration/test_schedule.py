@@ -11,7 +11,7 @@ import pytest
 from consumers.collect import Collect
 from consumers.deliver import Deliver
 from consumers.operations import claims, due
-from consumers.operations.lifecycle import Hold
+from consumers.operations.lifecycle import Hold, Phase
 from fix_postgres import Database
 from fix_scene import OWNER, Scene
 
@@ -109,7 +109,7 @@ async def test_what_two_schedules_found_due_is_written_once(scene: Scene) -> Non
     operation_id = scene.prepare()
     scene.advance("2 minutes")
     async with scene.context() as ctx, ctx.pool.connection() as connection:
-        found = await due.due(connection, 10)
+        found = await due.due(connection, Phase.PREPARED, 10)
         assert found == [operation_id]
         assert await due.emit_due(connection, found) == 1
         assert await due.emit_due(connection, found) == 0

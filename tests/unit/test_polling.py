@@ -1,5 +1,6 @@
 """What follows from an observation, as a pure function."""
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -20,8 +21,10 @@ from consumers.operations.polling import (
     Poll,
     Subject,
     Verdict,
+    away_s,
     decide,
     jitter,
+    says_nothing_of_the_account,
     storable_cost,
 )
 from consumers.providers.observation import Observation, Output
@@ -117,8 +120,9 @@ def test_the_pace_grows_from_the_least_to_the_most() -> None:
 
 
 def test_retry_after_is_kept_within_reason() -> None:
-    assert poll(SUBJECT, saw("error", retry_after_s=17.0)).delay_s == 17.0
-    assert poll(SUBJECT, saw("error", retry_after_s=80_000.0)).delay_s == RETRY_AFTER_MOST_S
+    assert 17.0 <= poll(SUBJECT, saw("error", retry_after_s=17.0)).delay_s <= 17.0 * 1.2
+    longest_s = poll(SUBJECT, saw("error", retry_after_s=80_000.0)).delay_s
+    assert RETRY_AFTER_MOST_S <= longest_s <= RETRY_AFTER_MOST_S * 1.2
     assert poll(SUBJECT, saw("error", retry_after_s=0.0)).delay_s >= PROFILE.poll.min_s
 
 
@@ -126,7 +130,54 @@ def test_an_absent_job_is_doubted_only_beyond_its_grace() -> None:
     grace_s = PROFILE.not_found_grace_s
     assert poll(later(grace_s - 1), saw("not_found")).unknown is None
     doubted = poll(later(grace_s + 1), saw("not_found"))
-    assert doubted == Poll(PROFILE.poll.max_s * SLOWER, "not_found")
+    assert doubted.unknown == "not_found"
+    assert 1.0 <= doubted.delay_s / (PROFILE.poll.max_s * SLOWER) <= 1.2
+
+
+@pytest.mark.parametrize(
+    "seen", [saw("running"), saw("error", retry_after_s=60.0)], ids=["at its pace", "told the same time"]
+)
+@pytest.mark.parametrize("since_s", [1.0, 2 * PROFILE.give_up_s], ids=["young", "given up"])
+def test_jobs_of_one_moment_are_asked_again_in_many(seen: Observation, since_s: float) -> None:
+    waits = [
+        poll(replace(later(since_s), operation_id=UUID(int=number), observations=50), seen).delay_s
+        for number in range(1000)
+    ]
+    least_s, tenth_s = min(waits), (max(waits) - min(waits)) / 10
+    assert max(waits) >= least_s * 1.19
+    in_each_tenth = Counter(min(9, int((wait - least_s) / tenth_s)) for wait in waits)
+    assert max(in_each_tenth.values()) < 200
+
+
+def test_what_a_webhook_told_of_during_the_get_is_asked_again_soon() -> None:
+    nudged = replace(SUBJECT, observations=50, nudged_at=NOW + timedelta(seconds=1))
+    assert poll(nudged, saw("running")).delay_s == PROFILE.poll.min_s
+    assert poll(nudged, saw("error", retry_after_s=60.0)).delay_s >= 60.0
+    before = replace(nudged, nudged_at=NOW - timedelta(seconds=1))
+    assert poll(before, saw("running")).delay_s >= PROFILE.poll.max_s
+
+
+@pytest.mark.parametrize(
+    ("reason", "counts"),
+    [
+        ("no_answer", True),
+        ("status_503", True),
+        ("status_429", True),
+        ("answer_cut", False),
+        ("status_400", False),
+    ],
+)
+def test_only_what_would_meet_every_job_counts_against_the_account(reason: str, counts: bool) -> None:
+    seen = Observation(state="error", reason=reason, evidence={})
+    assert says_nothing_of_the_account(seen) is counts
+    assert not says_nothing_of_the_account(saw("not_found"))
+
+
+def test_an_account_that_stays_away_is_asked_ever_more_rarely_up_to_minutes() -> None:
+    waits = [away_s(failed, PROFILE) for failed in range(3, 60)]
+    assert waits[0] == PROFILE.poll.min_s
+    assert waits == sorted(waits)
+    assert waits[-1] == 60.0
 
 
 def test_the_grace_counts_from_when_the_job_was_last_seen() -> None:

@@ -339,7 +339,7 @@ select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, w
                ('outbox', 'b_guard'), ('incident', 'a_forbidden'), ('incident', 'b_guard'), ('operation', 'a_owner'),
                ('operation', 'a_owner_update'), ('batch', 'a_owner'), ('provider_profile', 'a_forbidden'),
                ('reservation', 'a_forbidden'), ('allowance', 'a_forbidden'), ('output', 'a_forbidden'),
-               ('operation', 'b_guard_reference'),
+               ('operation', 'b_guard_reference'), ('operation', 'b_forget_waiting'),
                ('batch', 'a_forbidden'), ('batch', 'b_guard'), ('operation', 'a_membership'),
                ('operation', 'b_batch'), ('remote_job', 'c_money'))
          as wanted (relation, guard)

@@ -2,7 +2,9 @@
 select relay.dispatch_gate()
 
 -- name: wanted
-select provider, profile_digest from relay.operation
+select provider, profile_digest, account, waits_until is not null as waited,
+       waits_until > relay.now() as waits
+  from relay.operation
  where operation_id = %(operation_id)s and phase = 'prepared' and dispatch_no = %(dispatch_no)s
 
 -- name: claim

@@ -24,7 +24,7 @@ update relay.operation set phase = %(to_phase)s, phase_reason = 'lease_expired'
 
 -- name: due
 select operation_id from relay.operation
- where next_action_at <= (select relay.now()) and phase in ('prepared', 'accepted')
+ where phase = %(phase)s and next_action_at <= (select relay.now())
    and (not_before is null or not_before <= (select relay.now()))
  order by next_action_at limit %(limit)s
 
@@ -163,5 +163,6 @@ select relay.emit_evidence(review_id) from relay.review
 select count(*), coalesce(extract(epoch from (select relay.now()) - min(due_at)), 0)::double precision
   from (select lease_expires_at as due_at from relay.operation where lease_expires_at is not null
         union all
-        select next_action_at from relay.operation where next_action_at is not null) waiting
+        select next_action_at from relay.operation
+         where phase in ('prepared', 'held', 'accepted') and next_action_at is not null) waiting
  where due_at <= (select relay.now()) - make_interval(secs => %(bound_s)s)

@@ -2,9 +2,11 @@
 select o.operation_id, o.version, o.phase, o.is_final, o.job_id, o.provider, o.account, o.profile_digest, o.dispatch_no,
        o.max_cost, o.accounting, o.observed_at, o.observations, o.updated_at,
        accepted.at as accepted_at,
-       greatest(accepted.at, (select max(a.finished_at) from relay.attempt a
-                               where a.operation_id = o.operation_id and a.action = 'observe'
-                                 and a.outcome = 'accepted')) as last_seen_at,
+       -- Only what was accepted before seen_at existed asks its attempts: there is one for each GET.
+       greatest(accepted.at, coalesce(o.seen_at, (select max(a.finished_at) from relay.attempt a
+                                                   where a.operation_id = o.operation_id and a.action = 'observe'
+                                                     and a.outcome = 'accepted'))) as last_seen_at,
+       o.nudged_at, o.waits_until, coalesce(account.polls_failed, 0) as polls_failed, account.poll_not_before,
        (select j.cost from relay.remote_job j
          where j.operation_id = o.operation_id and j.job_id = o.job_id
            and j.provider_account = o.provider || '/' || o.account) as job_cost,
@@ -12,6 +14,7 @@ select o.operation_id, o.version, o.phase, o.is_final, o.job_id, o.provider, o.a
                     where j.operation_id = o.operation_id and j.job_id = o.job_id and j.role = 'primary') as job_taken,
        relay.now() as now
   from relay.operation o
+  left join relay.provider_account account on account.provider = o.provider and account.account = o.account
   left join lateral (select max(j.at) as at from relay.journal j
                       where j.operation_id = o.operation_id and j.to_phase = 'accepted') accepted on true
  where o.operation_id = %(operation_id)s
@@ -57,7 +60,8 @@ update relay.operation
 -- name: poll_again
 -- One reading of the clock: an event that comes when it is due must not look as if it came too early.
 update relay.operation
-   set observed_at = clock.now, observations = observations + 1,
+   set observed_at = clock.now, observations = observations + 1, unanswered = 0, nudged_at = null, waits_until = null,
+       seen_at = case when %(known)s then clock.now else coalesce(seen_at, %(last_seen_at)s) end,
        next_action_at = clock.now + make_interval(secs => %(delay_s)s)
   from (select relay.now() as now) clock
  where operation_id = %(operation_id)s and phase = 'accepted'
