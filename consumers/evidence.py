@@ -139,8 +139,8 @@ class Collector:
         why_not = proves_absence(listing, listed, asked_at=question.now, interval=interval)
         found.visible_from = interval.until + timedelta(seconds=listing.visibility_lag_s)
         seen: dict[str, Any] = {
-            "since": interval.since.isoformat(),
-            "until": interval.until.isoformat(),
+            "since": interval.since.isoformat(timespec="seconds"),
+            "until": interval.until.isoformat(timespec="seconds"),
             "complete": listed.complete,
             "pages": listed.pages,
             "elements": listed.elements,

@@ -122,6 +122,9 @@ class System:
     def stop(self, *names: str) -> None:
         for name in names:
             process = self.processes.pop(name)
+            if name.partition("-")[0] not in {"run", "schedule"}:
+                # Before that it isn't up, and a signal is its death.
+                process.wait_for("consumer started")
             assert process.stop() == 0, process.output()
 
     def wait_for_kill(self, name: str, failpoint: str) -> None:

@@ -81,7 +81,7 @@ def judge(review: Review, seen: Whole) -> Judgement:
                 " looks for traces in Kafka and in the spools, and releases what has none."
             )
     if seen.operation.accounting == "unsettled":
-        unproven.append("What the job costs: nothing has said so yet.")
+        unproven.append("What the job costs: nothing is booked for it yet.")
     if seen.operation.cancel_requested:
         proven.append("A cancel was requested.")
     proven += [_booked(reservation) for reservation in seen.reservations]
