@@ -1,8 +1,8 @@
 """A consumer for tests: it does what each event's `job_id` says, and prints when it begins and ends.
 
 ``hold:X`` waits for the file X in PROBE_FOLDER, ``protected:X`` does so inside `uncancelled`, ``transient:X``
-and ``away:X`` fail until X exists, ``mended:X`` does so for good each time, ``permanent`` and ``broken`` fail,
-``last:S`` takes S seconds; else it returns.
+and ``away:X`` fail until X exists, ``mended:X`` does so for good each time, ``permanent`` and ``broken``
+fail, ``last:S`` takes S seconds; else it returns.
 """
 
 import asyncio

@@ -2,16 +2,24 @@
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from confluent_kafka import OFFSET_END, TopicPartition
+from confluent_kafka.admin import AdminClient
 from psycopg.types.json import Jsonb
 
+from fix_commands import Command
+from fix_kafka import Kafka
+from fix_postgres import Database, clone, make_template
 from fix_process import RunProcess
 from fix_restore import Restorable, wait_published
+from fix_standby import Pair
 from fix_system import OWNER, System
 from relay import failpoints
+from relay.kafka.partitioner import partition_of
 
 pytestmark = pytest.mark.slow
 
@@ -144,3 +152,84 @@ def test_what_was_submitted_after_the_backup_is_never_posted_again(
     assert audited.json["findings"] == []
     nothing = restorable.reconcile("--apply")
     assert (nothing.status, nothing.out.startswith("Nothing to reconcile")) == (0, True), nothing.err
+
+
+class OnPair(System):
+    """Its processes know both hosts, and write to the one that takes writes."""
+
+    def __init__(self, pair: Pair, kafka: Kafka, prefix: str, folder: Path, run_process: RunProcess) -> None:
+        self.pair = pair
+        super().__init__(clone(pair.primary, make_template(pair.primary)), kafka, prefix, folder, run_process)
+
+    def environment(self, login: str | None = None) -> dict[str, str]:
+        found = super().environment(login)
+        return found | {"RELAY_DATABASE_URL": self.pair.both(found["RELAY_DATABASE_URL"])}
+
+    def move(self) -> None:
+        """The test looks at the standby from here on."""
+        self.owner.close()
+        self.database = Database(self.pair.standby, self.database.name)
+        self.owner = self.database.connect()
+
+
+def partition(operation_id: UUID) -> int:
+    return partition_of(str(operation_id).encode(), 4)
+
+
+def test_a_promotion_that_lost_a_submission_pays_for_it_once_and_what_kafka_forgot_is_held(
+    pair: Pair,
+    real_kafka: Kafka,
+    topic_prefix: str,
+    tmp_path: Path,
+    run_process: RunProcess,
+    command: Command,
+) -> None:
+    system = OnPair(pair, real_kafka, topic_prefix, tmp_path, run_process)
+    restorable = Restorable(system, pair.primary, command)
+    try:
+        pair.set(pair.primary, "synchronized_standby_slots", "")
+        system.init()
+        posted = approve(system, "posted")
+        waiting = [approve(system, f"waiting {number}") for number in range(6)]
+        system.start("run")
+        wait_published(system)
+        pair.wait_caught_up()
+        pair.proxy.close()
+
+        # What follows never reaches the standby; Kafka has all of it.
+        system.start("dispatch")
+        go(system, posted)
+        system.wait_for_phase(posted, "accepted")
+        wait_published(system)
+        system.stop("dispatch", "run")
+        forgotten = next(partition(one) for one in waiting if partition(one) != partition(posted))
+        topic = TopicPartition(f"{topic_prefix}.operation.transitioned", forgotten, OFFSET_END)
+        admin = AdminClient({"bootstrap.servers": real_kafka.bootstrap})
+        admin.delete_records([topic])[topic].result(60)
+        pair.primary.stop("immediate")
+        pair.promote()
+        system.move()
+
+        assert system.phase(posted) == "prepared"
+        assert system.one("select relay.dispatch_gate()") is not None
+        restorable.accept()
+        applied = restorable.reconcile("--apply")
+        assert applied.status == 0, applied.err
+        assert f"partitions {forgotten}" in applied.out
+        assert restorable.operation(posted) == ("accepted", "accepted_before_restore")
+        for one in waiting:
+            kept = ("held", "restored") if partition(one) == forgotten else ("prepared", "reconciled")
+            assert restorable.operation(one) == kept
+            if kept[0] == "held":
+                assert "no longer has all" in restorable.review(one)["restored"]["why"]
+
+        system.forget_offsets("dispatch")
+        system.start()
+        system.wait_for_phase(posted, "succeeded")
+        assert system.posts(posted) == 1
+        assert system.one("select relay.dispatch_gate()") is None
+    finally:
+        for process in system.processes.values():
+            process.kill()
+        system.owner.close()
+        restorable.close()
