@@ -4,10 +4,9 @@ nothing of the credential in a log."""
 import asyncio
 import gzip
 import logging
-import ssl
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -31,10 +30,10 @@ async def recorded() -> None:
     """A hook that has nothing against sending."""
 
 
-async def submit(url: str, hook: Callable[[], Awaitable[None]] = recorded, **how: ssl.SSLContext) -> Answer:
-    client = ProviderClient(GENACE, base_url=url, secret=SECRET, **how)
+async def submit(url: str) -> Answer:
+    client = ProviderClient(GENACE, base_url=url, secret=SECRET)
     request = submission(GENACE, url, secret=SECRET)
-    return await client.submit(request, before_first_byte=hook, deadline=time.monotonic() + LONG_S)
+    return await client.submit(request, before_first_byte=recorded, deadline=time.monotonic() + LONG_S)
 
 
 class Peak:
