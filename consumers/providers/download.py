@@ -29,7 +29,7 @@ _STALL_S: Final = 60.0
 """A download that brings no byte for this long is cut; a connection that vanished says nothing."""
 _RESUMPTIONS: Final = 20
 """Most times that one call goes on after a cut; each of them must have brought bytes."""
-_RESUME_AFTER_S: Final = 0.2
+_RESUME_AFTER_S: Final = 0.05
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _EXPIRED: Final = frozenset({403, 404, 410})
 _CODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})

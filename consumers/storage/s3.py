@@ -26,7 +26,7 @@ from relay.errors import UsageError
 _PART_BYTES: Final = 8 * 1024 * 1024
 """S3 takes parts from 5 MiB on, and 10,000 of them: files of up to 80 GB. Some three are held in memory."""
 _ABORT_S: Final = 10.0
-_SAID_CHARACTERS: Final = 300
+_SAID_CHARACTERS: Final = 500
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_TOKEN", "AWS_ACCESS_KEY_ID")
 
 

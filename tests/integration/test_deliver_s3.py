@@ -18,7 +18,9 @@ from botocore.credentials import Credentials
 from consumers.collect import Collect
 from consumers.deliver import Deliver
 from consumers.operations import providers
-from consumers.providers.download import Kept
+from consumers.providers import destination
+from consumers.providers.destination import Rules
+from consumers.providers.download import Kept, download
 from consumers.providers.profile import Profile
 from consumers.providers.simulator_world import Fault
 from consumers.storage import Storage, StorageError, Wanted, open_storage, s3_uploads
@@ -105,6 +107,24 @@ async def test_a_file_that_starts_anew_has_only_the_new_bytes(bucket: S3) -> Non
     await stored(opened(), content, before=os.urandom(2 * PART))
     assert bucket.read(f"team/outputs/{KEY}") == content
     assert bucket.unfinished() == []
+
+
+async def test_a_cut_download_goes_on_within_one_attempt(bucket: S3) -> None:
+    files = Files(os.urandom(2 * PART + 5), cuts=[PART + 3, PART // 2])
+    with serving(files) as server:
+        rules = Rules(
+            allowed=frozenset({destination.origin(server.url)}),
+            limit_bytes=4 * PART,
+            deadline_s=60.0,
+            redirects=0,
+            connect_s=10.0,
+        )
+        async with opened().incoming(wanted()) as incoming:
+            await download(f"{server.url}/a.bin", target=incoming, rules=rules)
+            await incoming.place()
+    assert len(files.heads) == 3
+    assert sum(files.sent) == len(files.content)
+    assert bucket.read(f"team/outputs/{KEY}") == files.content
 
 
 async def test_unfinished_uploads_of_nobody_alive_are_aborted_and_no_others(bucket: S3) -> None:
