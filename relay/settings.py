@@ -61,6 +61,8 @@ class ProviderSettings(BaseModel):
     url: str | None = None
     secret: SecretStr | None = None
     secret_file: Path | None = None
+    webhook_secret: SecretStr | None = None
+    webhook_secret_file: Path | None = None
 
 
 class Settings(BaseModel):
@@ -133,7 +135,8 @@ class Settings(BaseModel):
     # Operations
     profiles: Paths = Field((), description="more folders of provider profiles, after the shipped one")
     providers: dict[str, ProviderSettings] = Field(
-        default_factory=dict, description="RELAY_PROVIDER_<NAME>_URL, …_SECRET, …_SECRET_FILE"
+        default_factory=dict,
+        description="RELAY_PROVIDER_<NAME>_URL, …_SECRET, …_SECRET_FILE, …_WEBHOOK_SECRET, …",
     )
     outputs_url: str = Field("", description="where files are delivered: file:///… or s3://bucket/prefix")
     payload_sources: Listed = Field(
@@ -146,6 +149,9 @@ class Settings(BaseModel):
         500.0, gt=0, description="most jobs that one schedule process asks for in a second"
     )
     reemit_after_s: float = Field(60.0, gt=0, description="an operation that stays prepared is emitted again")
+
+    webhooks_host: str = Field("127.0.0.1", description="address at which webhooks are received")
+    webhooks_port: int = Field(9480, ge=0, le=65535, description="its port; 0: any free one, which is logged")
 
     # Observation
     log_format: Literal["console", "json"] = Field("console", description="log format")
@@ -191,6 +197,20 @@ class Settings(BaseModel):
         if "," in hosts and not given.get("target_session_attrs"):
             return make_conninfo(url, target_session_attrs="read-write")
         return url
+
+    def webhook_secrets(self, provider: str) -> tuple[str, ...]:
+        """The secrets that may sign webhooks of `provider`: several while they are rotated, with white space
+        between. Raises UsageError when a file can't be read."""
+        configured = self.providers.get(provider)
+        if configured is None:
+            return ()
+        text = configured.webhook_secret.get_secret_value() if configured.webhook_secret else ""
+        if configured.webhook_secret_file is not None:
+            try:
+                text = f"{text} {configured.webhook_secret_file.read_text(encoding='utf-8')}"
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"{configured.webhook_secret_file} can't be read: {error}.") from None
+        return tuple(text.split())
 
     def require_kafka(self) -> dict[str, str]:
         """librdkafka properties with ``bootstrap.servers``. Raises UsageError when the brokers aren't set."""
@@ -317,7 +337,7 @@ def _from_environment(environ: Mapping[str, str], warnings: list[str]) -> dict[s
 
 
 def _provider_field(rest: str) -> tuple[str, str] | None:
-    for suffix in ("secret_file", "secret", "url"):
+    for suffix in ("webhook_secret_file", "webhook_secret", "secret_file", "secret", "url"):
         if rest.endswith("_" + suffix):
             return rest.removesuffix("_" + suffix).replace("_", "-"), suffix
     return None

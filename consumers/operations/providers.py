@@ -8,7 +8,7 @@ import psycopg
 from consumers.operations.queries import Queries
 from consumers.providers.profile import Profile
 from consumers.providers.profiles_folder import load_profiles
-from relay.errors import SchemaError
+from relay.errors import SchemaError, UsageError
 from relay.settings import Settings
 
 _SQL: Final = Queries("providers")
@@ -24,6 +24,18 @@ async def profile(connection: psycopg.AsyncConnection[Any], provider: str, diges
             remedy="Run `relay init` with the folder that has it in RELAY_PROFILES.",
         )
     return Profile.parse(row[0], source=f"relay.provider_profile {provider} {digest[:12]}")
+
+
+async def current(connection: psycopg.AsyncConnection[Any]) -> dict[tuple[str, str], Profile]:
+    """The profile in force, by provider and account. One that can't be read any more is left out."""
+    cursor = await connection.execute(_SQL["current_documents"])
+    found: dict[tuple[str, str], Profile] = {}
+    for name, account, document in await cursor.fetchall():
+        try:
+            found[name, account] = Profile.parse(document, source=f"relay.provider_profile {name}")
+        except UsageError:
+            continue  # an operation of it says so; nobody else's webhooks wait for that
+    return found
 
 
 def push(connection: psycopg.Connection[Any], profiles: Iterable[Profile]) -> list[str]:

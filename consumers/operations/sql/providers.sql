@@ -16,3 +16,8 @@ values (%(provider)s, %(digest)s, %(kind)s, %(seconds)s) on conflict do nothing
 insert into relay.provider_account (provider, account, current_digest) values (%(provider)s, %(account)s, %(digest)s)
 on conflict (provider, account) do update set current_digest = excluded.current_digest
  where relay.provider_account.current_digest <> excluded.current_digest
+
+-- name: current_documents
+select a.provider, a.account, p.document
+  from relay.provider_account a
+  join relay.provider_profile p on p.provider = a.provider and p.digest = a.current_digest

@@ -1,0 +1,1 @@
+"""Receiving providers' webhooks: each only says that it is time to look."""
