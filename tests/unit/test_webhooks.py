@@ -93,7 +93,7 @@ def test_a_timestamp_is_as_good_as_its_tolerance(off_s: int) -> None:
         (FIELDS, {"sync-signature": fields()["sync-signature"] + f", t={NOW_S}"}, "malformed"),
         (FIELDS, {"sync-signature": fields()["sync-signature"].replace(str(NOW_S), "1e9")}, "malformed"),
         # Somebody who renews the timestamp of a webhook that he has seen.
-        (FIELDS, {"sync-signature": fields(NOW_S - 99)["sync-signature"].replace(f"{NOW_S - 99}", f"{NOW_S}")},
+        (FIELDS, {"sync-signature": fields(NOW_S - 99)["sync-signature"].replace(str(NOW_S - 99), "1")},
          "forged"),
         (STANDARD, standard() | {"webhook-id": "msg_2"}, "forged"),
         (STANDARD, {k: v for k, v in standard().items() if k != "webhook-id"}, "malformed"),
