@@ -12,6 +12,9 @@ from replay import CONSUMERS, replay
 ELSEWHERE = {
     "relay": "tests/acceptance/test_relay_restart_loop.py",
     "repair": "tests/integration/test_repair.py",
+    "reconcile": "tests/integration/test_restore.py",
+    "spool_import": "tests/integration/test_spool_import.py",
+    "dlq": "tests/integration/test_dlq.py",
 }
 """What isn't the effects' has its own kills."""
 

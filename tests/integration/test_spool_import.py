@@ -17,6 +17,7 @@ from consumers.providers.answer import Answer, to_record
 from consumers.providers.spool import Spool
 from fix_commands import Command
 from fix_dispatch import Dispatching
+from fix_process import RunProcess
 from fix_proxy import TcpProxy
 from fix_system import System
 
@@ -91,7 +92,7 @@ async def test_each_entry_is_applied_once_and_what_does_not_belong_here_stays(
 
 @pytest.mark.slow
 def test_a_worker_that_died_while_postgres_was_away_is_heard_on_another_host(
-    system: System, tcp_proxy: object, command: Command, tmp_path: Path
+    system: System, tcp_proxy: object, command: Command, run_process: RunProcess, tmp_path: Path
 ) -> None:
     server = system.database.server
     proxy: TcpProxy = tcp_proxy(server.host, server.port)  # type: ignore[operator]
@@ -113,8 +114,14 @@ def test_a_worker_that_died_while_postgres_was_away_is_heard_on_another_host(
 
     elsewhere = tmp_path / "another-host"
     shutil.copytree(system.folder / "spool", elsewhere)
-    imported = command("spool", "import", str(elsewhere), env=system.environment("relay_worker"))
-    assert imported.status == 0, imported.err
+    importer = system.environment("relay_worker")
+    killed = run_process(
+        ["spool", "import", str(elsewhere)],
+        importer | {"RELAY_FAILPOINTS": "spool_import.applied=kill", "RELAY_ALLOW_FAILPOINTS": "1"},
+    )
+    assert killed.wait() == -9, killed.output()
+    imported = command("spool", "import", str(elsewhere), env=importer)
+    assert (imported.status, "1 applied" in imported.out) == (0, True), imported.err
     (job,) = [one["job_id"] for one in system.truth()["jobs"]]
     assert system.one("select phase, job_id from relay.operation") == ("accepted", job)
 
