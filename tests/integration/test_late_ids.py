@@ -125,6 +125,24 @@ async def test_the_database_lets_no_refusal_of_one_request_end_another_in_flight
         worker.rollback()
 
 
+async def test_the_database_takes_no_request_while_an_earlier_one_is_in_question(
+    dispatching: Dispatching,
+) -> None:
+    operation = dispatching.prepared()
+    first = await dispatching.resubmitted(operation)
+    token = dispatching.claim(operation)
+    await dispatching.answered(first, operation, "unknown", candidates=("job-1",))
+    with dispatching.database.connect(dispatching.database.url_as("relay_worker")) as worker:
+        with pytest.raises(psycopg.DatabaseError, match="asks about an earlier request") as refused:
+            worker.execute(
+                "insert into relay.attempt (attempt_id, operation_id, action, dispatch_no, worker,"
+                " late_delivery_until) select claim_token, operation_id, 'submit', dispatch_no, 'w', now()"
+                " from relay.operation where claim_token = %s",
+                [token],
+            )
+    assert refused.value.sqlstate == "OR012"
+
+
 # While a hook is pending -----------------------------------------------------------------------------------
 
 
@@ -169,7 +187,9 @@ async def test_a_late_id_makes_a_pending_hook_fail_and_no_byte_is_sent(
         # Nothing is sent again before a person has said what the id is.
         assert late.phase(operation) == "prepared"
         late.dispatch_again(operation)
+        version = late.operation(operation, "version")
         await late.dispatched(operation)
+        assert late.operation(operation, "version") == version, "it was claimed"
         assert late.posts(operation) == 1
     states = late.all("select state from relay.reservation where operation_id = %s order by 1", operation)
     assert states == [("disputed",), ("released",)]
