@@ -27,6 +27,7 @@ class Talk:
         self.peer = peer
         self._server = server
         self.received = b""
+        self.taken = b""
 
     def read(self) -> bytes:
         """The next bytes; b"" when the client closed."""
@@ -34,6 +35,17 @@ class Talk:
         self.received += chunk
         self._server.note(chunk)
         return chunk
+
+    def read_exactly(self, length: int) -> bytes:
+        """The next `length` bytes of a handshake, which `taken` has from its last step on."""
+        got = b""
+        while len(got) < length:
+            chunk = self.peer.recv(length - len(got))
+            if not chunk:
+                raise ConnectionError("the client closed within a handshake")
+            got += chunk
+        self.taken = got
+        return got
 
     def read_request(self) -> bytes:
         """Everything up to the end of a request's body (by Content-Length), or to the client's close."""

@@ -21,6 +21,7 @@ from wire_provider import (
     says,
     says_early,
     silent,
+    socks,
     unknown,
     unsent,
 )
@@ -59,19 +60,26 @@ def _before_the_hook() -> Iterator[Case]:
         "half a head": b"HTTP/1.1 200 Connec",
     }
     for name, raw in answers.items():
-        yield unsent(f"CONNECT answered by {name}", connect(raw), proxied=True)
-    yield unsent("CONNECT closed", connect(b""), proxied=True)
-    yield unsent("CONNECT reset", connect(b"", resets), proxied=True)
-    yield unsent("CONNECT stalled", silent, proxied=True, deadline_s=0.4)
+        yield unsent(f"CONNECT answered by {name}", connect(raw), proxied="connect")
+    yield unsent("CONNECT closed", connect(b""), proxied="connect")
+    yield unsent("CONNECT reset", connect(b"", resets), proxied="connect")
+    yield unsent("CONNECT stalled", silent, proxied="connect", deadline_s=0.4)
     established = response(200, framing="close")
-    yield unsent("CONNECT taken, then closed", connect(established), proxied=True)
-    yield unsent("CONNECT taken, then reset", connect(established, resets), proxied=True)
-    yield unsent("CONNECT taken, then silence", connect(established, silent), proxied=True, deadline_s=0.4)
+    yield unsent("CONNECT taken, then closed", connect(established), proxied="connect")
+    yield unsent("CONNECT taken, then reset", connect(established, resets), proxied="connect")
+    yield unsent(
+        "CONNECT taken, then silence", connect(established, silent), proxied="connect", deadline_s=0.4
+    )
     yield unsent(
         "CONNECT taken, then no TLS",
         connect(established, lambda talk: talk.send(response(201, JOB))),
-        proxied=True,
+        proxied="connect",
     )
+    for reply in (1, 2, 5, 8):
+        yield unsent(f"SOCKS answered by {reply}", socks(reply), proxied="socks")
+    yield unsent("SOCKS closed", closes, proxied="socks")
+    yield unsent("SOCKS stalled", silent, proxied="socks", deadline_s=0.4)
+    yield unsent("SOCKS that wants a password", lambda talk: talk.send(b"\x05\xff"), proxied="socks")
 
 
 def _connection() -> Iterator[Case]:
@@ -95,6 +103,8 @@ def _connection() -> Iterator[Case]:
         "job-1",
         tls="trusted",
     )
+    yield accepted("SOCKS: a whole answer", socks(0, says(response(201, JOB))), proxied="socks")
+    yield unknown("SOCKS: closed after the request", socks(0, says(b"")), "no_answer", proxied="socks")
     # A server that closes an idle connection says so before it has read anything.
     yield unknown(
         "408 said while the hook ran",

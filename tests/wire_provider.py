@@ -41,7 +41,7 @@ class Case:
     payload: bytes = b'{"prompt": "a heron"}'
     deadline_s: float = 30.0
     tls: Literal["", "trusted", "another_name", "untrusted", "expired", "not_tls"] = ""
-    proxied: bool = False
+    proxied: Literal["", "connect", "socks"] = ""
     unreachable: Literal["", "no_name", "refused", "stalled"] = ""
     in_hook: Literal["", "until_the_server_ended"] = ""
 
@@ -137,6 +137,20 @@ def connect(raw: bytes, then: Script = closes) -> Script:
     def script(talk: Talk) -> None:
         talk.read_request()
         talk.send(raw)
+        then(talk)
+
+    return script
+
+
+def socks(reply: int, then: Script = closes) -> Script:
+    """A SOCKS5 proxy (RFC 1928) without a password, that answers CONNECT with `reply`, and then."""
+
+    def script(talk: Talk) -> None:
+        talk.read_exactly(3)
+        talk.send(b"\x05\x00")
+        talk.read_exactly(5)
+        talk.read_exactly(talk.taken[4] + 2)
+        talk.send(bytes([5, reply, 0, 1]) + bytes(6))
         then(talk)
 
     return script

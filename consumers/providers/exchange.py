@@ -213,11 +213,27 @@ class Exchange:
 
 
 def said(error: BaseException, *, unwritten: bool = False) -> str:
-    """An exception for people, bounded. One about the request's own head (`unwritten`) quotes it, with the
-    credential: of that only the class is told."""
+    """An exception and what caused it first, for people, bounded. One about the request's own head
+    (`unwritten`) quotes it, with the credential: of that only the class is told."""
     if unwritten:
         return f"{type(error).__name__}: the head of the request can't be written"
-    return f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS].rstrip(": ")
+    told = f"{type(error).__name__}: {error}".rstrip(": ")
+    first = _first_cause(error)
+    if isinstance(first, OSError) and str(first) not in told:
+        # "All connection attempts failed" doesn't say whether anybody listens there.
+        told += f" ({type(first).__name__}: {first})"
+    return told[:_ERROR_CHARACTERS]
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        else:
+            error = error.__cause__ or error.__context__ or error
+    return error
 
 
 def _headers(request: Request) -> list[tuple[bytes, bytes]]:

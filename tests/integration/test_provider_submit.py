@@ -157,6 +157,8 @@ async def test_a_refused_connection_never_reaches_the_hook() -> None:
     answer, outcome = await submit(f"http://127.0.0.1:{refused_port()}", hook=hook)
     assert called == []
     assert (outcome.verdict, outcome.reason, answer.status) == ("unsent", "not_connected", None)
+    # For whoever finds it held as unreachable: why.
+    assert "ConnectionRefusedError" in outcome.evidence["error"]
 
 
 async def test_a_name_that_does_not_resolve_is_unsent() -> None:

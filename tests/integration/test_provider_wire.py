@@ -58,8 +58,10 @@ def _place(case: Case) -> Iterator[tuple[str, dict[str, Any], WireServer | None]
             how["tls"] = ssl.create_default_context(cafile=str(certificate))
             if case.tls != "another_name":
                 how["tls"] = _named(how["tls"])
-        if case.proxied:
+        if case.proxied == "connect":
             how["proxy"], url = server.url, f"https://{HOST}"
+        elif case.proxied == "socks":
+            how["proxy"], url = server.url.replace("http:", "socks5:"), f"http://{HOST}"
         yield url, how, server
 
 
@@ -108,6 +110,7 @@ async def test_each_signal_comes_to_what_the_table_says(case: Case) -> None:
 
     # One request at most; none, and not a byte of it, where it is called unsent.
     assert seen.received.count(b"POST /v1/jobs ") <= 1
+    assert b"\r\nexpect:" not in seen.received.lower()
     assert seen.hooks == (0 if case.verdict == "unsent" else 1)
     if case.verdict == "unsent":
         assert b"POST" not in seen.received
