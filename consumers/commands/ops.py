@@ -136,6 +136,10 @@ def _screen(seen: Whole) -> list[RenderableType]:
                 ("phase", f"{operation.phase} ({operation.phase_reason}), version {operation.version}"),
                 ("owner", f"{operation.owner_id}  key {operation.operation_key}"),
                 ("approved", f"{operation.specification_hash}, {operation.payload_bytes} bytes"),
+                (
+                    "by reference",
+                    f"SHA-256 {operation.payload_sha256}" if operation.payload_sha256 is not None else "",
+                ),
                 ("from", operation.source_ref),
                 ("by", operation.requested_by),
                 ("provider", operation.provider_account),

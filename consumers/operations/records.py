@@ -26,6 +26,8 @@ class Operation:
     profile_digest: str | None
     specification_hash: str
     payload_bytes: int
+    payload_sha256: str | None = None
+    """Of a payload by reference."""
     max_cost: Decimal
     cost_unit: str
     accounting: str

@@ -1,5 +1,6 @@
 """A payload by reference: the bytes that were approved are sent, or nothing is."""
 
+import asyncio
 import hashlib
 import os
 import ssl
@@ -15,6 +16,7 @@ from consumers.dispatch import Dispatch
 from consumers.operations.audit import audit
 from consumers.operations.specification import Reference
 from consumers.payloads import PayloadChanged, Payloads, PayloadUnreachable
+from fix_commands import Command
 from fix_dispatch import Dispatching
 from fix_operations import APPLICATION, PROVIDER, Stage
 from fix_s3 import ACCESS_KEY, BUCKET, S3, SECRET_KEY
@@ -52,7 +54,9 @@ async def dispatched(scene: Dispatching, operation: UUID, *sources: str) -> str:
 # Through dispatch -----------------------------------------------------------------------------------------
 
 
-async def test_the_approved_bytes_are_sent_as_they_are(dispatching: Dispatching, tmp_path: Path) -> None:
+async def test_the_approved_bytes_are_sent_as_they_are(
+    dispatching: Dispatching, tmp_path: Path, command: Command
+) -> None:
     """Byte for byte: two spaces and a number that no float holds included."""
     file = tmp_path / "payload one.json"
     file.write_bytes(CONTENT)
@@ -62,7 +66,10 @@ async def test_the_approved_bytes_are_sent_as_they_are(dispatching: Dispatching,
     assert post["body_sha256"] == hashlib.sha256(CONTENT).hexdigest()
     assert dispatching.row(operation, "payload, payload_bytes") == (None, len(CONTENT))
     assert [finding.what for finding in await _audited(dispatching)] == []
-    said = str(dispatching.all("select payload, headers from relay.outbox"))
+    env = dispatching.environment | {"RELAY_DATABASE_URL": dispatching.database.url_as("relay_reader")}
+    shown = await asyncio.to_thread(lambda: command("ops", "show", str(operation), env=env).out)
+    assert f"SHA-256 {hashlib.sha256(CONTENT).hexdigest()}" in shown
+    said = f"{shown} {dispatching.all('select payload, headers from relay.outbox')}"
     assert "payload one" not in said
     assert "payload%20one" not in said
 

@@ -1,6 +1,7 @@
 -- name: operations
 select operation_id, kind, owner_id, operation_key, phase, phase_reason, is_final, job_id, provider, account,
-       profile_digest, specification_hash, coalesce(payload_bytes, octet_length(payload), 0) as payload_bytes, max_cost, cost_unit,
+       profile_digest, specification_hash, coalesce(payload_bytes, octet_length(payload), 0) as payload_bytes, payload_sha256,
+       max_cost, cost_unit,
        accounting, source_ref, requested_by, dispatch_no, version, claimed_by, lease_expires_at, not_before,
        next_action_at, held_at, open_reviews, observed_at, observations, cancel_requested,
        parent_operation_id, created_at, updated_at
