@@ -13,11 +13,11 @@ from functools import partial
 from typing import Final
 
 from relay import failpoints, identity, known_topics
-from relay.errors import CheckpointGarbled, RelayError, Unavailable, UsageError
+from relay.errors import CheckpointGarbled, RelayError, UsageError
 from relay.kafka import checkpoint as checkpoints
 from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.contents import Contents
-from relay.kafka.publisher import Publisher, RecordRefused
+from relay.kafka.publisher import Publisher
 from relay.kafka.spans import PATIENT_TIMEOUT_S
 from relay.kafka.topics import Topics
 from relay.opening import open_publisher
@@ -29,7 +29,7 @@ from relay.outbox.event import EventEncoder, Schemas, source_of
 from relay.outbox.mapping import NATIVE_OUTBOX, OutboxMapping
 from relay.outbox.repair_rules import Asked, Plan
 from relay.outbox.repair_source import Connection, RepairSource, Say, in_words
-from relay.outbox.repair_writer import RepairWriter
+from relay.outbox.repair_writer import RepairWriter, commit_checkpoint
 from relay.settings import Settings
 from relay.wal import publication as publications
 from relay.wal import repairing
@@ -77,6 +77,11 @@ class Source:
     system: System
     checkpoint: Checkpoint | None
     plan: Plan
+
+    @property
+    def may_be_behind(self) -> bool:
+        """Whether Kafka may have events that are lost here; without a checkpoint nobody can rule it out."""
+        return self.plan.source_accepted or self.checkpoint is None
 
 
 class Repair:
@@ -160,6 +165,8 @@ class Repair:
                     snapshot, exported = made
                     failpoints.hit(failpoints.REPAIR_SLOT_MADE)
                     self._list_phantoms(snapshot, contents, source, done)
+                    if done.phantoms:
+                        repairing.close_dispatch(connection, relay_id)
                     writer = self._writer(connection, snapshot, source, exported, done, publisher, reopen)
                     try:
                         last = self._bring(snapshot, contents, source, done, writer)
@@ -167,7 +174,7 @@ class Repair:
                         publisher = writer.publisher
             done.published, done.newly_parked = writer.published, writer.parked
             done.unreconciled = self._mapping.name == NATIVE_OUTBOX and (
-                plan.rewound or source.recorded.unreconciled_since is not None
+                plan.rewound or done.phantoms > 0 or source.recorded.unreconciled_since is not None
             )
             failpoints.hit(failpoints.REPAIR_ALL_PUBLISHED)
             checkpoint = Checkpoint(
@@ -180,7 +187,7 @@ class Repair:
                 seq=(last.seq if last else None) or 0,
                 confirmed_lsn=exported.consistent_point,
             )
-            _commit_checkpoint(publisher, checkpoint)
+            commit_checkpoint(publisher, checkpoint)
             failpoints.hit(failpoints.REPAIR_CHECKPOINT_WRITTEN)
             known_topics.take_as_they_are(connection, relay_id, self._topics)
             repairing.clear(
@@ -241,7 +248,7 @@ class Repair:
 
     def _collect(self, connection: Connection, contents: Contents, source: Source) -> None:
         topics = self._compared(source.recorded).read(connection)
-        if source.plan.source_accepted:
+        if source.may_be_behind:
             topics += self._places(source).topics()
         count = contents.collect(self._kafka, topics)
         self._say(f"Kafka has {count} records of this outbox")
@@ -258,7 +265,7 @@ class Repair:
         )
 
     def _list_phantoms(self, snapshot: Connection, contents: Contents, source: Source, done: Done) -> None:
-        if not source.plan.source_accepted:
+        if not source.may_be_behind:
             return
         epoch = source.checkpoint.epoch if source.checkpoint else None
         dead_letters = self._compared(source.recorded).dead_letters
@@ -387,14 +394,3 @@ def require_repairable(settings: Settings, mapping: OutboxMapping) -> None:
 def _lsn_below(exported: Exported) -> int:
     """The place of what is brought back: the first streamed commit may stand at the consistent point."""
     return exported.consistent_point - 1
-
-
-def _commit_checkpoint(publisher: Publisher, checkpoint: Checkpoint) -> None:
-    publisher.open()
-    try:
-        publisher.commit(checkpoint)
-    except RecordRefused as refused:
-        raise Unavailable(
-            f"Kafka refused the checkpoint: {refused.reason}.",
-            remedy="See to the checkpoint topic's settings and permissions, then run `relay outbox repair`.",
-        ) from refused

@@ -12,8 +12,9 @@ import psycopg
 import structlog
 
 from relay import failpoints
-from relay.errors import BadEventHalt
+from relay.errors import BadEventHalt, Unavailable
 from relay.intake import RECORD_WIRE_BYTES
+from relay.kafka.checkpoint import Checkpoint
 from relay.kafka.publisher import Publisher, RecordRefused
 from relay.kafka.topics import Topics
 from relay.outbox.bad_event import OnBadEvent, Verdicts, halt
@@ -178,3 +179,15 @@ class RepairWriter:
     def _renew(self) -> None:
         self.publisher.discard()
         self.publisher = self._reopen()
+
+
+def commit_checkpoint(publisher: Publisher, checkpoint: Checkpoint) -> None:
+    """The new epoch's, alone. Raises Unavailable when Kafka refuses it."""
+    publisher.open()
+    try:
+        publisher.commit(checkpoint)
+    except RecordRefused as refused:
+        raise Unavailable(
+            f"Kafka refused the checkpoint: {refused.reason}.",
+            remedy="See to the checkpoint topic's settings and permissions, then run `relay outbox repair`.",
+        ) from refused

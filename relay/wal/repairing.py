@@ -67,6 +67,17 @@ def begin(
     )
 
 
+def close_dispatch(connection: psycopg.Connection[Any], relay_id: uuid.UUID) -> None:
+    """Until the operations are reconciled: Kafka has events that this database lost."""
+    connection.execute(
+        """
+        update relay.source_identity set unreconciled_since = clock_timestamp()
+        where relay_id = %s and outbox_table = 'relay.outbox' and unreconciled_since is null
+        """,
+        [relay_id],
+    )
+
+
 def raise_epoch(connection: psycopg.Connection[Any], relay_id: uuid.UUID, *, was: int, epoch: int) -> None:
     """Kafka has records of a later epoch than Postgres knew. Raises Fenced when the repair isn't ours."""
     _update(connection, relay_id, was, "set epoch = %(new)s", {"new": epoch})

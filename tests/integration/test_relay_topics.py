@@ -143,6 +143,25 @@ def test_without_the_checkpoints_topic_it_never_starts_fresh(
     clean_after_a_start(relay)
 
 
+def test_without_a_checkpoint_a_repair_still_sees_that_the_database_is_behind(
+    exactly_once: RelayUnderTest, run_process: RunProcess
+) -> None:
+    """Nobody accepted a rewind, and none is noticed by a position: only the events themselves tell."""
+    relay = exactly_once
+    ran(relay)
+    delete(relay, checkpoints.topic(relay.prefix, relay.one("select relay_id from relay.source_identity")))
+    (lost,) = relay.owner.execute(
+        "select event_id::text from relay.outbox order by seq desc limit 1"
+    ).fetchall()
+    relay.owner.execute("alter table relay.outbox disable trigger user")
+    relay.owner.execute("delete from relay.outbox where event_id = %s", lost)
+    repair = run_process(["outbox", "repair"], relay.environment(None))
+    assert repair.wait() == 0, repair.output()
+    assert f"only in Kafka: {lost[0]}" in repair.output()
+    assert "`relay ops reconcile`" in repair.output()
+    assert "relay ops reconcile" in relay.one("select relay.dispatch_gate()")
+
+
 @pytest.mark.slow  # topics are compared every ten seconds
 @pytest.mark.parametrize("change", [make_anew, add_partitions])
 def test_a_topic_that_changes_under_a_relay_at_work_stops_it(
