@@ -107,10 +107,17 @@ def money_is_booked(snapshot: Snapshot) -> Verdict:
             if row.booked > operation.max_cost and operation.owner_id not in overrun
         ]
     by_attempt = {row.attempt_id: row for row in snapshot.tables.reservations}
+    booked_for = {row.attempt_id for row in snapshot.tables.reservations if row.state != "released"}
+    # A declared replay is paid from the reservation of the request that it repeats: one key is one job.
+    paid_keys = {
+        _key(one)
+        for one in snapshot.tables.attempts
+        if one.attempt_id in booked_for and one.idempotency_key is not None
+    }
     for attempt in snapshot.tables.attempts:
         if attempt.action == "submit" and attempt.outcome in MAY_HAVE_ARRIVED:
             row = by_attempt.get(attempt.attempt_id)
-            if row is None or row.state == "released":
+            if (row is None or row.state == "released") and _key(attempt) not in paid_keys:
                 wrong.append(
                     f"attempt {attempt.attempt_id} is {attempt.outcome}, and nothing is booked for it"
                 )
@@ -122,6 +129,10 @@ def money_is_booked(snapshot: Snapshot) -> Verdict:
         len(snapshot.tables.operations) + len(snapshot.tables.allowances),
         tuple(wrong),
     )
+
+
+def _key(attempt: AttemptRow) -> tuple[str, str | None]:
+    return str(attempt.operation_id), attempt.idempotency_key
 
 
 def _allowances(snapshot: Snapshot) -> Iterable[str]:

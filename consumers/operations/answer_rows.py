@@ -175,14 +175,15 @@ class AnswerRows:
 
     # Transitions -----------------------------------------------------------------------------------------
 
-    async def say(self, cause: Cause, reason: str | None = None) -> None:
+    async def say(self, cause: Cause, reason: str | None = None, *, about: UUID | None = None) -> None:
+        """`about`: the attempt that the transition is about, where it isn't this answer's."""
         await say(
             self.connection,
             Ground(
                 self.actor,
                 cause,
                 reason or self.outcome.reason,
-                attempt_id=self.attempt_id,
+                attempt_id=about or self.attempt_id,
                 review_deadline_s=self.profile.review_deadline_s("uncertain_submission"),
             ),
         )

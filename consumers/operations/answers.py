@@ -22,6 +22,8 @@ from relay import failpoints
 
 _Connection = psycopg.AsyncConnection[Any]
 
+REUSE_PROVES_NOTHING: Final = frozenset({409, 422})
+
 PAUSE_AFTER: Final = 3
 """Equal generic failures in a row that pause the provider account (design-operations, section 3)."""
 
@@ -146,6 +148,7 @@ class _Application:
             return await self._collision(job_id, others)
         if counts and self.before != "accepted":
             await rows.finish("accepted")
+            await rows.run("accept_replayed")
         applied = Applied.RECORDED
         if moves:
             late = not (own_claim and self.before == "open")
@@ -277,6 +280,8 @@ class _Application:
             applied = await self._unknown()
             await rows.review("candidate_id", {"candidates": told, "then": outcome.reason})
             return applied
+        if await self._proves_nothing():
+            return await self._unknown()
         own_claim = rows.own_claim
         await rows.finish("refused", charged=outcome.charged)
         if outcome.charged is not False:
@@ -298,8 +303,25 @@ class _Application:
             return Applied.MOVED
         return Applied.RECORDED
 
+    async def _proves_nothing(self) -> bool:
+        """409 and 422 on a key that was sent before may be about the key (design-operations, section 5)."""
+        status = self.outcome.evidence.get("status")
+        return status in REUSE_PROVES_NOTHING and await self.rows.one("reuses_a_key") is not None
+
+    async def _unreplayed(self, query: str) -> bool:
+        """Back to uncertain, where an earlier request may have made a job: what became of this one, a
+        declared replay, says nothing of that."""
+        row = await self.rows.one("repeats")
+        if row is None or row[0] is None:
+            return False
+        await self.rows.say(Cause.UNREPLAYED, about=row[0])
+        await self.rows.move(query, to_phase=Phase.UNCERTAIN, reason="unreplayed", delay_s=None)
+        return True
+
     async def _move_refused(self) -> None:
         outcome, rows = self.outcome, self.rows
+        if await self._unreplayed("move"):
+            return
         if outcome.after == "final":
             await rows.say(Cause.RULE)
             await rows.move("move", to_phase=Phase.REJECTED, reason=outcome.reason, delay_s=None)
@@ -338,6 +360,9 @@ class _Application:
         rows = self.rows
         row = await rows.one("unsent_in_a_row")
         times = int(row[0]) if row else 1
+        given_up = self.outcome.hold is not None or times >= self.profile.max_unsent
+        if given_up and await self._unreplayed(query):
+            return Applied.MOVED
         await rows.say(Cause.UNSENT)
         if self.outcome.hold is not None:
             await rows.move(query, to_phase=Phase.HELD, reason=Hold.CONFIGURATION, delay_s=None)
@@ -367,6 +392,8 @@ class _Application:
             await rows.review("candidate_id", {"candidates": list(self.outcome.candidates)})
             if operation.is_final:
                 await rows.incident("an id became known after the end", {"job_ids": self.new_candidates})
+        elif self.before == "open" and await rows.one("replayed_and_accepted") is not None:
+            await rows.run("replayed")
         elif self.before == "open":
             # A late id took the operation; this request may have made a second job all the same.
             await rows.review("uncertain_submission", {"accepted": operation.job_id})

@@ -36,10 +36,12 @@ class ClaimLost(RelayError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """An operation under a live claim. `token` is the id of the attempt that it may make."""
+    """An operation under a live claim. `token` is the id of the attempt that it may make; `repeats` that of
+    the first one of which nothing is known, where this claim is for a declared replay of it."""
 
     operation_id: UUID
     token: UUID
+    repeats: UUID | None
     dispatch_no: int
     kind: str
     owner_id: str
@@ -130,6 +132,9 @@ async def claim(
             won = await cursor.fetchone()
         if won is None:
             return await _why_not(connection, operation_id, dispatch_no, event_version or 0)
+        if won.cancel_requested and won.repeats is not None:
+            await _unreplay(connection, won, worker, "a cancel was requested")
+            return NotClaimed("a cancel was requested, and an earlier request of it may have made a job")
         if won.cancel_requested:
             await _end(
                 connection, won, _SQL["cancel"], Ground(worker, Cause.CANCEL, "requested before sending")
@@ -158,12 +163,16 @@ async def hold(
     *,
     incident: dict[str, Any] | None = None,
 ) -> None:
-    """claimed → held, before anything was sent. The reservation is given back by the database.
+    """claimed → held, before anything was sent. The reservation is given back by the database. What was to be
+    replayed is uncertain again instead: a hold would hide that an earlier request may have made a job.
 
     `incident` is evidence for one that crosses the claim's boundary. Raises ClaimLost when the claim is gone.
     """
     async with connection.transaction():
-        await _end(connection, claimed, _SQL["hold"], Ground(worker, Cause.HOLD, words), hold=str(reason))
+        if claimed.repeats is not None:
+            await _unreplay(connection, claimed, worker, words)
+        else:
+            await _end(connection, claimed, _SQL["hold"], Ground(worker, Cause.HOLD, words), hold=str(reason))
         if incident is not None:
             await connection.execute(
                 _SQL["open_incident"],
@@ -234,6 +243,13 @@ async def begin_submission(
         if moved is None:
             raise ClaimLost(f"Operation {claimed.operation_id} may no longer be sent under this claim.")
         failpoints.hit(failpoints.DISPATCH_HOOK_UNCOMMITTED)
+
+
+async def _unreplay(
+    connection: psycopg.AsyncConnection[Any], claimed: Claim, worker: str, words: str
+) -> None:
+    ground = Ground(worker, Cause.UNREPLAYED, words, attempt_id=claimed.repeats)
+    await _end(connection, claimed, _SQL["unreplay"], ground, reason="unreplayed")
 
 
 async def _end(

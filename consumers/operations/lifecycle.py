@@ -41,6 +41,8 @@ class Cause(StrEnum):
     DOWNLOAD = "download"
     RETRY = "retry"
     OPERATOR = "operator"
+    REPLAY = "replay"
+    UNREPLAYED = "unreplayed"
     RESTORED = "restored"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from consumers.operations.queries import Queries
 from consumers.providers.profile import Profile
@@ -48,6 +49,7 @@ def push(connection: psycopg.Connection[Any], profiles: Iterable[Profile]) -> li
                 "account": one.account,
                 "digest": one.digest,
                 "document": one.text,
+                "idempotency": _declared(one),
             }
             connection.execute(_SQL["push_profile"], parameters)
             for kind, seconds in one.review_deadlines_s.items():
@@ -70,3 +72,19 @@ def init_step(connection: psycopg.Connection[Any], settings: Settings) -> list[s
         was = "" if replaced is None else f", in place of {replaced[:12]}"
         sentences.append(f"registered the provider profile {name} ({one.digest[:12]}{was})")
     return sentences
+
+
+def _declared(profile: Profile) -> Jsonb | None:
+    """What the database holds replays to: all of it from the document, and nothing where it declares none."""
+    declared = profile.idempotency
+    if declared == "none":
+        return None
+    return Jsonb(
+        {
+            "retention_s": declared.retention_s,
+            "request_s": profile.submit.deadline_s + profile.margin_s,
+            "min_s": declared.between.min_s,
+            "max_s": declared.between.max_s,
+            "factor": declared.between.factor,
+        }
+    )

@@ -52,6 +52,7 @@ class AttemptRow:
     action: str
     outcome: str
     released: bool
+    idempotency_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The provider simulator: a real HTTP server that makes jobs, charges for them, serves their files, fails as
 it is told to, and knows the truth. It must never be asked for the truth by the code under test.
 
-    POST /v1/jobs                 make a job
+    POST /v1/jobs                 make a job; with an Idempotency-Key that it knows, none
     GET  /v1/jobs?limit=&cursor=  the list of jobs, oldest first
     GET  /v1/jobs/{id}            its state; each call brings it nearer to its end
     DELETE /v1/jobs/{id}          cancel it, while it hasn't ended; it costs nothing then
@@ -168,6 +168,12 @@ class Simulator:
 
     async def _submit(self, call: Call, body: bytes) -> Reply:
         reference = call.headers.get(_REFERENCE)
+        key = call.headers.get("idempotency-key")
+        if key is not None and (repeated := self.world.repeated(key, reference, body)) is not None:
+            status, job_id = repeated
+            if job_id is None:
+                return _json(status, {"error": {"message": "the key was sent with another body"}})
+            return _json(status, {"job_id": job_id, "status": self.world.jobs[job_id].state})
         try:
             faults = self.world.drawn(reference, body)
         except ValueError as error:
@@ -180,6 +186,8 @@ class Simulator:
         job = self.world.same(post) if fault is Fault.SAME_JOB else None
         if job is None and fault not in WITHOUT_JOB:
             job = self.world.create(post, faults - OF_SUBMISSIONS)
+            if key is not None:
+                self.world.keys[key] = (str(post["body_sha256"]), job.job_id)
         reply = self._without_job(call, fault) if job is None else self._with_job(job, fault)
         post["status"] = None if reply.silent else reply.status
         return reply

@@ -142,6 +142,10 @@ class World:
     gets: Counter[str] = field(default_factory=Counter)
     cancels: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
+    keys: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By Idempotency-Key: the digest of its first body, and the job that came of it."""
+    conflict: int = 409
+    """What a known key with another body is answered with."""
     _seen: Counter[str] = field(default_factory=Counter)
 
     def drawn(self, reference: str | None, body: bytes) -> frozenset[Fault]:
@@ -153,6 +157,17 @@ class World:
         if asked is None:
             asked = self._planned(who)
         return asked if self._seen[who] == 1 else asked - OF_SUBMISSIONS
+
+    def repeated(self, key: str, reference: str | None, body: bytes) -> tuple[int, str | None] | None:
+        """The status and the job of a POST whose key is known; no job where its body is another one. None: it
+        is the key's first that is read."""
+        if key not in self.keys:
+            return None
+        digest, job_id = self.keys[key]
+        post = self.posted(reference, body, None)
+        same = post["body_sha256"] == digest
+        post["status"], post["job_id"] = (201, job_id) if same else (self.conflict, None)
+        return post["status"], post["job_id"]
 
     def refuses_to_read(self, reference: str | None) -> bool:
         """Whether the plan cuts this submission before its body; a payload can't ask for what precedes it."""

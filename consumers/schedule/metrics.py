@@ -6,8 +6,8 @@ from prometheus_client import Counter, Gauge
 
 ACTIONS: Final = Counter(
     "relay_schedule_actions",
-    "What was done: lease_expired, event, released, attempt_closed, review_escalated, evidence_asked,"
-    " or failed where the database refused it.",
+    "What was done: lease_expired, replayed, unreplayed, event, released, attempt_closed, review_escalated,"
+    " evidence_asked, or failed where the database refused it.",
     ["action"],
 )
 OVERDUE: Final = Gauge(

@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 import structlog
 
-from consumers.operations import due
+from consumers.operations import due, replays
 from consumers.operations.due import RunOut
 from consumers.operations.lifecycle import Hold, Phase
 from consumers.registered import Providers
@@ -76,6 +76,8 @@ class Round:
         self._done = done = Done()
         await self._leases()
         failpoints.hit(failpoints.SCHEDULE_LEASES_EXPIRED)
+        # Before the events: what may no longer be replayed isn't asked for once more.
+        await self._replays()
         await self._events()
         failpoints.hit(failpoints.SCHEDULE_EVENTS_EMITTED)
         await self._paused()
@@ -103,6 +105,18 @@ class Round:
             if moved is not None:
                 self._did("lease_expired")
                 self._log.warning("lease ran out", operation_id=str(lease.operation_id), phase=str(moved))
+
+    async def _replays(self) -> None:
+        waiting = await replays.replays_due(self._connection, BATCH)
+        self._full(waiting)
+        for due_now in waiting:
+            done = await self._guarded(
+                replays.replay(self._connection, due_now, self._actor, None), due_now.operation_id
+            )
+            moved, why = done or (None, "refused")
+            if moved is not None:
+                self._did("replayed" if moved is Phase.PREPARED else "unreplayed")
+            self._log.info("replay", operation_id=str(due_now.operation_id), to=moved, why=why)
 
     async def _events(self) -> None:
         prepared = await due.due(self._connection, Phase.PREPARED, BATCH)

@@ -80,8 +80,9 @@ select attempt_id, evidence from relay.review
    and attempt_id is distinct from %(attempt_id)s
 
 -- name: first_told
--- Whose answer named the job first: its reservation pays for it.
-select attempt_id from relay.remote_job
+-- Whose answer named the job first: its reservation pays for it. One key is one job: it is told by each of them.
+select case when attempt_id = relay.paying_attempt(%(attempt_id)s) then %(attempt_id)s::uuid else attempt_id end
+  from relay.remote_job
  where provider_account = %(provider_account)s and job_id = %(job_id)s and operation_id = %(operation_id)s
 
 -- name: other_requests
@@ -89,6 +90,35 @@ select attempt_id from relay.remote_job
 select attempt_id, outcome from relay.attempt
  where operation_id = %(operation_id)s and action = 'submit' and attempt_id <> %(attempt_id)s
    and outcome in ('open', 'unknown', 'accepted') and released_by_review is null
+
+-- name: repeats
+-- The first request of the operation of which nothing is known, but this one.
+select relay.unknown_request(%(operation_id)s, %(attempt_id)s)
+
+-- name: reuses_a_key
+-- Whether the provider had been sent this attempt's key before.
+select 1 from relay.attempt me join relay.attempt a on a.operation_id = me.operation_id and a.action = 'submit'
+   and a.attempt_id <> me.attempt_id and a.idempotency_key = me.idempotency_key and a.outcome <> 'unsent'
+   and a.first_sent_at <= me.first_sent_at
+ where me.attempt_id = %(attempt_id)s
+
+-- name: accept_replayed
+-- The declared promise: the same key and the same bytes are the same job.
+update relay.attempt a set outcome = 'accepted', outcome_reason = 'replayed'
+  from relay.attempt me
+ where me.attempt_id = %(attempt_id)s and a.operation_id = me.operation_id and a.action = 'submit'
+   and a.attempt_id <> me.attempt_id and a.idempotency_key = me.idempotency_key
+   and a.request_sha256 = me.request_sha256 and a.outcome = 'unknown' and a.released_by_review is null
+
+-- name: replayed
+update relay.attempt set outcome = 'accepted', outcome_reason = 'replayed'
+ where attempt_id = %(attempt_id)s and outcome = 'unknown'
+
+-- name: replayed_and_accepted
+select 1 from relay.attempt me join relay.attempt a on a.operation_id = me.operation_id and a.action = 'submit'
+   and a.attempt_id <> me.attempt_id and a.idempotency_key = me.idempotency_key
+   and a.request_sha256 = me.request_sha256 and a.outcome = 'accepted'
+ where me.attempt_id = %(attempt_id)s
 
 -- name: give_role
 update relay.remote_job set role = %(role)s

@@ -76,11 +76,23 @@ select j.operation_id, format('its transition %%s (%%s) has no event in the outb
 
 -- name: submissions
 -- Each of these may have made a job: one is what was approved, a second has nobody's leave.
+-- With one key and the same bytes, where the profile declares that its provider keeps keys, they are one; of such the
+-- last may only have begun while it certainly did.
 select operation_id, format('%%s submissions of it may have made a job, and no review released all but one',
                             count(*))
-  from relay.attempt
- where action = 'submit' and outcome in ('open', 'accepted', 'unknown') and released_by_review is null
-   and not restored  -- what released those is lost with what they were
+  from (select distinct a.operation_id,
+               case when p.idempotency is not null and a.first_sent_at < a.first + make_interval(
+                           secs => ((p.idempotency ->> 'retention_s')::numeric
+                                    - (p.idempotency ->> 'request_s')::numeric)::double precision)
+                    then coalesce(a.idempotency_key || ' ' || a.request_sha256, a.attempt_id::text)
+                    else a.attempt_id::text end as job
+          from (select t.*, min(t.first_sent_at) over (partition by t.operation_id, t.idempotency_key) as first
+                  from relay.attempt t where t.action = 'submit' and t.outcome <> 'unsent') a
+          join relay.operation o using (operation_id)
+          left join relay.provider_profile p on p.provider = o.provider and p.digest = o.profile_digest
+         where a.outcome in ('open', 'accepted', 'unknown') and a.released_by_review is null
+           and not a.restored  -- what released those is lost with what they were
+       ) submission
  group by operation_id having count(*) > 1
 
 -- name: submissions_released
@@ -258,8 +270,11 @@ select operation_id, format('%%s of %%s were reserved for %%s beyond its limit o
 select a.operation_id, format('its attempt %%s is %%s, and no money is booked for it', a.attempt_id, a.outcome)
   from relay.attempt a
  where a.action = 'submit' and a.outcome in ('open', 'accepted', 'unknown')
-   and not exists (select 1 from relay.reservation r
-                    where r.attempt_id = a.attempt_id and r.state in ('reserved', 'disputed', 'settled'))
+   -- A declared replay is paid from the reservation of the request that it repeats.
+   and not exists (select 1 from relay.reservation r join relay.attempt e on e.attempt_id = r.attempt_id
+                    where r.state in ('reserved', 'disputed', 'settled') and (e.attempt_id = a.attempt_id or (
+                          e.operation_id = a.operation_id and e.idempotency_key = a.idempotency_key
+                          and e.request_sha256 = a.request_sha256)))
 
 -- name: money_above
 select r.operation_id, format('attempt %%s settled %%s of %%s reserved, and no overrun is booked', r.attempt_id,

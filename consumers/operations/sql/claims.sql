@@ -15,7 +15,10 @@ update relay.operation
    and dispatch_no = %(dispatch_no)s
    and (not_before is null or not_before <= relay.now())
    and not relay.earlier_request_is_in_question(operation_id)
-returning operation_id, claim_token as token, dispatch_no, kind, owner_id, provider, account, profile_digest,
+   -- What would be a replay is claimed only while it may be one.
+   and (relay.unknown_request(operation_id) is null or relay.why_no_replay(operation_id) is null
+        or cancel_requested)
+returning operation_id, claim_token as token, relay.unknown_request(operation_id) as repeats, dispatch_no, kind, owner_id, provider, account, profile_digest,
           specification_hash, payload, payload_ref, payload_sha256, payload_bytes, payload_version, max_cost, cost_unit, cancel_requested
 
 -- name: look
@@ -28,10 +31,15 @@ select paused_reason from relay.provider_account
 
 -- name: reserve
 -- Null when it is done, else what it does not fit.
-select relay.reserve_or_why(%(operation_id)s, %(token)s)
+select relay.reserve_unless_replayed(%(operation_id)s, %(token)s)
 
 -- name: hold
 update relay.operation set phase = 'held', phase_reason = %(hold)s
+ where operation_id = %(operation_id)s and phase = 'claimed' and claim_token = %(token)s
+
+-- name: unreplay
+-- What a replay was to find out is unknown as before.
+update relay.operation set phase = 'uncertain', phase_reason = %(reason)s
  where operation_id = %(operation_id)s and phase = 'claimed' and claim_token = %(token)s
 
 -- name: cancel

@@ -22,6 +22,44 @@ update relay.attempt
 update relay.operation set phase = %(to_phase)s, phase_reason = 'lease_expired'
  where operation_id = %(operation_id)s and claim_token = %(token)s and phase = %(phase)s
 
+-- name: replays_due
+-- Uncertain ones whose replay is due, and prepared ones that were to be replayed: is it too late for any?
+select o.operation_id, o.phase from relay.operation o
+ where o.next_action_at <= (select relay.now())
+   and (o.phase = 'uncertain' or (o.phase = 'prepared' and exists (
+          select 1 from relay.attempt a where a.operation_id = o.operation_id and a.action = 'submit'
+             and a.outcome = 'unknown' and a.released_by_review is null)))
+ order by o.next_action_at limit %(limit)s
+
+-- name: lock_replay
+-- Why not now, and whether only for now: what is paused or closed is looked at again.
+select relay.why_no_replay(o.operation_id), relay.unknown_request(o.operation_id),
+       relay.dispatch_gate() is not null or exists (
+         select 1 from relay.provider_account a
+          where a.provider = o.provider and a.account = o.account and a.paused_at is not null)
+  from relay.operation o
+ where o.operation_id = %(operation_id)s and o.phase = %(phase)s and o.next_action_at <= relay.now()
+   for update skip locked
+
+-- name: replay
+update relay.operation set phase = 'prepared', phase_reason = 'replay', not_before = null
+ where operation_id = %(operation_id)s and phase = 'uncertain'
+
+-- name: unreplay
+update relay.operation set phase = 'uncertain', phase_reason = 'unreplayed'
+ where operation_id = %(operation_id)s and phase = 'prepared'
+
+-- name: end_replays
+-- Its review is what waits for it from now on.
+update relay.operation set next_action_at = null where operation_id = %(operation_id)s and phase = 'uncertain'
+
+-- name: postpone_replay
+update relay.operation o
+   set next_action_at = relay.now() + make_interval(secs => (
+         select (p.idempotency ->> 'max_s')::double precision from relay.provider_profile p
+          where p.provider = o.provider and p.digest = o.profile_digest))
+ where o.operation_id = %(operation_id)s and o.phase = 'uncertain'
+
 -- name: due
 select operation_id from relay.operation
  where phase = %(phase)s and next_action_at <= (select relay.now())

@@ -14,7 +14,8 @@ select operation_id, kind, owner_id, phase, phase_reason, is_final, version, job
   from relay.operation order by created_at, operation_id
 
 -- name: attempts
-select attempt_id, operation_id, action, outcome, released_by_review is not null as released
+select attempt_id, operation_id, action, outcome, released_by_review is not null as released,
+       idempotency_key
   from relay.attempt order by started_at, attempt_id
 
 -- name: remote_jobs

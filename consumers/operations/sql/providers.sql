@@ -5,7 +5,8 @@ select document from relay.provider_profile where provider = %(provider)s and di
 select provider, account, current_digest from relay.provider_account
 
 -- name: push_profile
-insert into relay.provider_profile (provider, digest, document) values (%(provider)s, %(digest)s, %(document)s)
+insert into relay.provider_profile (provider, digest, document, idempotency)
+values (%(provider)s, %(digest)s, %(document)s, %(idempotency)s)
 on conflict (provider, digest) do nothing
 
 -- name: push_deadline
