@@ -12,6 +12,7 @@ import pytest
 
 from consumers.operations.lifecycle import Cause, Hold, Phase
 from fix_operations import AFTER_LATE_DELIVERY, AFTER_THE_LEASE, OPERATOR, WORKER, Stage
+from fix_replay import declare, replayed
 from fix_restore import restored
 from relay.contracts import POSTGRES
 
@@ -210,6 +211,8 @@ def _token(stage: Stage, operation: UUID) -> UUID:
 
 def _staged(stage: Stage, edge: Edge, *, backed: bool = True) -> UUID:
     """An operation in the phase where `edge` begins, with the past that the edge presumes."""
+    if edge.cause == "unreplayed" and backed:
+        return replayed(stage, edge.before)
     if edge.cause == "late_answer" and edge.before in ("prepared", "held", "claimed"):
         operation = stage.prepare()
         stage.resubmitted(operation)
@@ -252,6 +255,12 @@ def _back(stage: Stage, edge: Edge, operation: UUID) -> Callable[[], int]:
         case "restored":
             stage.connection.execute("set local session authorization default")
             attempt = restored(stage, operation)
+        case "replay":
+            stage.connection.execute("set local session authorization default")
+            declare(stage, operation)
+        case "unreplayed":
+            if edge.before == "submitting":
+                stage.finish(_token(stage, operation), "refused", charged=False)
         case "submit":
             attempt = stage.insert_attempt(operation, _token(stage, operation))
         case "lease_expired":
