@@ -51,7 +51,8 @@ def repeat(
     """The attempt of a replay, as its dispatcher writes it before the first byte."""
     stage.connection.execute(
         "insert into relay.attempt (attempt_id, operation_id, action, dispatch_no, worker, first_sent_at,"
-        " idempotency_key, request_sha256, late_delivery_until) select %s, operation_id, 'submit', dispatch_no,"
+        " idempotency_key, request_sha256, late_delivery_until)"
+        " select %s, operation_id, 'submit', dispatch_no,"
         " 'w', relay.now(), %s, %s, relay.now() + '15 minutes' from relay.operation where operation_id = %s",
         [token, key or str(operation), sha256, operation],
     )

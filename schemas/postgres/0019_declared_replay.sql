@@ -247,6 +247,5 @@ $$;
 revoke execute on function relay.unknown_request, relay.replay_until, relay.why_no_replay, relay.replays,
   relay.paying_attempt, relay.guard_unknown_request, relay.set_next_replay, relay.name_paying_attempt,
   relay.reserve_unless_replayed, relay.check_cause, relay.check_cause_but_replay from public;
-grant execute on function relay.unknown_request, relay.replay_until, relay.why_no_replay, relay.paying_attempt
-  to relay_worker, relay_operator, relay_app;
-grant execute on function relay.reserve_unless_replayed to relay_worker;
+grant execute on function relay.unknown_request, relay.why_no_replay, relay.paying_attempt,
+  relay.reserve_unless_replayed to relay_worker;

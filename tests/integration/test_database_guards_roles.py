@@ -20,6 +20,7 @@ MAY_CALL: Final = {
         "now", "context", "emit", "emit_evidence", "reserve", "reserve_or_why", "settle", "prepare_delivery",
         "dispatch_gate", "specification_hash", "hashed_field", "reference_hash",
         "earlier_request_is_in_question", "take_permit", "give_permit_back",
+        "unknown_request", "why_no_replay", "paying_attempt", "reserve_unless_replayed",
     },
     "relay_operator": {
         "now", "context", "emit", "emit_evidence", "settle", "dispute", "set_allowance", "dispatch_gate",
