@@ -163,6 +163,7 @@ def test_every_column_of_an_operation_is_either_guarded_here_or_moves_with_its_l
         "phase", "phase_reason", "is_final", "job_id", "dispatch_no", "version", "claim_token", "claimed_by",
         "lease_expires_at", "not_before", "next_action_at", "held_at", "open_reviews", "observed_at",
         "observations", "accounting", "cancel_requested", "updated_at", "batch_id",
+        "unanswered", "seen_at", "nudged_at", "waits_until",
     }  # fmt: skip
     assert columns == set(SPECIFICATION) | moves
 

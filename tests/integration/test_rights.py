@@ -18,6 +18,7 @@ ACTS: Final = {"s": "select", "i": "insert", "u": "update", "d": "delete", "t": 
 
 # A new table is for nobody until it is declared here: app, replicator, worker, operator, reader.
 RIGHTS: Final = """
+    account_pace        -    -    s    s    s
     allowance           s    -    s    s    s
     app_owner           -    -    s    s    s
     attempt             -    -    siu  su   s
@@ -38,6 +39,7 @@ RIGHTS: Final = """
     parked_event        -    siu  s    s    s
     provider_account    -    -    su   su   s
     provider_profile    -    -    s    s    s
+    permit              -    -    s    s    s
     prune_batch         -    s    s    s    s
     pruning             -    s    s    s    s
     remote_job          -    -    siu  siu  s
