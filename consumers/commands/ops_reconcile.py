@@ -76,10 +76,9 @@ def command(
 
 def _show(report: Report) -> None:
     click.echo(
-        f"Dispatch is closed since {report.closed_since:%Y-%m-%d %H:%M:%S%z}. {report.transitions_read}"
-        f" transitions"
-        f" in Kafka and {report.spool_entries} entries in {', '.join(report.spools_read) or 'no spool'}"
-        f" were read."
+        f"Dispatch is closed since {report.closed_since:%Y-%m-%d %H:%M:%S%z}. Read were"
+        f" {report.transitions_read} transitions in Kafka and {report.spool_entries} entries in"
+        f" {', '.join(report.spools_read) or 'no spool'}."
     )
     if not report.reaches_back:
         click.echo(
@@ -89,8 +88,7 @@ def _show(report: Report) -> None:
         numbers = ", ".join(map(str, report.incomplete_partitions))
         click.echo(
             f"Kafka has forgotten a part of the history after the restored state (partitions {numbers}):"
-            f" what it"
-            " can't vouch for stays held."
+            " what it can't vouch for stays held."
         )
     for line in report.unreadable:
         click.echo(f"can't be read: {line}")

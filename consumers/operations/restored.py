@@ -140,6 +140,12 @@ async def make_uncertain(
     return changed
 
 
+async def keep_job(connection: Connection, operation_id: UUID, attempt_id: UUID, job_id: str) -> bool:
+    """Store an id that can't be applied now, as a candidate. False: it is known already."""
+    named = {"operation_id": operation_id, "attempt_id": attempt_id, "job_id": job_id}
+    return (await connection.execute(_SQL["keep_job"], named)).rowcount == 1
+
+
 async def keep_held(
     connection: Connection, operation_id: UUID, *, actor: str, why: str, told: Mapping[str, Any]
 ) -> bool:

@@ -247,7 +247,10 @@ class Reconciliation:
             self._connection, [one.attempt_id for one in decision.submissions]
         )
         for one in decision.submissions:
-            if one.job_id is None or profile is None or known.get(one.attempt_id) == "accepted":
+            if one.job_id is None or known.get(one.attempt_id) == "accepted":
+                continue
+            if profile is None:  # nobody can say what its answer means; the id is kept all the same
+                changed |= await restored.keep_job(self._connection, operation_id, one.attempt_id, one.job_id)
                 continue
             await apply_submission(
                 self._connection,

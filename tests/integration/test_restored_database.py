@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from consumers.operations import restored as restored_rows
 from consumers.operations.audit import audit
 from fix_operations import OPERATOR, WORKER, Stage
 from fix_postgres import Database, clone
@@ -95,6 +96,23 @@ def test_an_accepted_rewind_holds_all_that_could_be_submitted_again(own_stage: S
         assert stage.one("select relay.end_reconciliation(%s - interval '1 s', 'ann')", since) is False
         assert stage.one("select relay.end_reconciliation(%s, 'ann')", since) is True
     assert stage.one(GATE) is None
+
+
+def test_an_id_is_kept_although_its_profile_can_not_be_read(own_stage: Stage) -> None:
+    stage = own_stage
+    operation = stage.prepare()
+    attempt = restored(stage, operation)
+
+    async def kept_twice() -> list[bool]:
+        url = stage.database.url_as(OPERATOR)
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            return [
+                await restored_rows.keep_job(connection, operation, attempt, "job-of-old") for _ in range(2)
+            ]
+
+    assert asyncio.run(kept_twice()) == [True, False]
+    found = stage.connection.execute("select operation_id, job_id, role from relay.remote_job").fetchall()
+    assert found == [(operation, "job-of-old", "candidate")]
 
 
 def test_what_was_spent_before_the_restore_is_booked_whatever_the_limit(stage: Stage) -> None:

@@ -67,6 +67,12 @@ select %(operation_id)s, %(attempt_id)s, 'uncertain_submission', relay.now() + m
 update relay.review set evidence = evidence || jsonb_build_object('restored', %(told)s::jsonb)
  where operation_id = %(operation_id)s and state = 'open' and not evidence ? 'restored'
 
+-- name: keep_job
+insert into relay.remote_job (provider_account, job_id, operation_id, attempt_id, role)
+select o.provider || '/' || o.account, %(job_id)s, o.operation_id, %(attempt_id)s, 'candidate'
+  from relay.operation o where o.operation_id = %(operation_id)s
+on conflict do nothing
+
 -- name: hold
 update relay.operation set phase = 'held', phase_reason = 'restored'
  where operation_id = %(operation_id)s and phase = 'prepared'
