@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from consumers.operations.lifecycle import Phase
-from consumers.operations.resolutions import Kind, Resolution
+from consumers.operations.resolutions import OPTIONS, Kind, Resolution
 
 KNOWN: Final = frozenset({"running", "succeeded", "failed", "cancelled"})
 """States in which the provider has the job."""
@@ -34,7 +34,8 @@ def _proposals(
     known = [one for one, said in jobs.items() if said["state"] in KNOWN]
     listed = [one for one in listing.get("matches", ()) if one in known or one not in jobs]
     asks_for_a_job = kind in (Kind.UNCERTAIN_SUBMISSION, Kind.CANDIDATE_ID, Kind.ID_COLLISION)
-    if asks_for_a_job and phase == Phase.UNCERTAIN:
+    no_job = Resolution.RESUBMIT if phase == Phase.UNCERTAIN else Resolution.NOT_ACCEPTED_STAY
+    if asks_for_a_job and phase in OPTIONS[Kind(kind)][Resolution.ACCEPTED] and job_id is None:
         for one in listed:
             yield _one(Resolution.ACCEPTED, f"the provider lists it as this operation's: {one}", job_id=one)
         for one in known:
@@ -42,12 +43,9 @@ def _proposals(
                 said = jobs[one]["state"]
                 yield _one(Resolution.ACCEPTED, f"the provider knows it: it is {said}", job_id=one)
         if absent:
-            yield _one(
-                Resolution.RESUBMIT,
-                "the provider's complete list proves that no job came of it",
-            )
+            yield _one(no_job, "the provider's complete list proves that no job came of it")
         elif listing.get("complete") and not listing.get("matches") and not known:
-            yield _one(Resolution.RESUBMIT, "the provider's complete list has no job of it; that is no proof")
+            yield _one(no_job, "the provider's complete list has no job of it; that is no proof")
     if kind == Kind.SECOND_ID and job_id is not None and job_id not in known and len(known) == 1:
         yield _one(
             Resolution.CHOOSE_PRIMARY, f"of the ids only this one is known: {known[0]}", job_id=known[0]
