@@ -41,5 +41,8 @@ select attempt_id, operation_id, owner_id, unit, amount, state, settled_amount f
  order by created_at, attempt_id
 
 -- name: outputs
-select operation_id, ordinal, name, stored_key, stored_bytes, stored_sha256 from relay.output
- order by operation_id, ordinal
+-- Of what is redacted nobody is told where its files are.
+select f.operation_id, f.ordinal, f.name, f.stored_key, f.stored_bytes, f.stored_sha256
+  from relay.output f join relay.operation o using (operation_id)
+ where o.redacted_at is null
+ order by f.operation_id, f.ordinal
