@@ -52,13 +52,13 @@ class Providers:
     def require_settings(self, profile: Profile) -> None:
         """Raises UsageError when this process' settings could not send by `profile`."""
         configured = self.require(profile.name)
-        require_settings(profile, configured.url or "", _secret(profile.name, configured))
+        require_settings(profile, configured.url or "", secret_of(profile.name, configured))
 
     def provider(self, profile: Profile) -> Provider:
         """`profile` with the URL and credential of this process' settings. Raises UsageError without them."""
         configured = self.require(profile.name)
         base_url = configured.url or ""
-        secret = _secret(profile.name, configured)
+        secret = secret_of(profile.name, configured)
         client = ProviderClient(profile, base_url=base_url, secret=secret)
         return Provider(profile, base_url, secret, client)
 
@@ -109,11 +109,13 @@ class Providers:
     def secrets(self, name: str) -> tuple[str, ...]:
         """Texts that evidence from the provider `name` must not contain, if any is configured here."""
         configured = self._settings.providers.get(name)
-        secret = None if configured is None else _secret(name, configured)
+        secret = None if configured is None else secret_of(name, configured)
         return (secret,) if secret else ()
 
 
-def _secret(name: str, configured: ProviderSettings) -> str | None:
+def secret_of(name: str, configured: ProviderSettings) -> str | None:
+    """The credential of the provider `name`; a file is read each time, so that a rotated one is taken up.
+    Raises UsageError, without the credential in it, when the file can't be read."""
     if configured.secret_file is None:
         return configured.secret.get_secret_value() if configured.secret else None
     try:
@@ -121,6 +123,10 @@ def _secret(name: str, configured: ProviderSettings) -> str | None:
     except OSError as error:
         variable = f"{_variable(name)}_SECRET_FILE"
         raise UsageError(f"{variable} ({configured.secret_file}) can't be read: {error}.") from None
+    except UnicodeDecodeError:
+        # Its text would say where in the credential it is.
+        variable = f"{_variable(name)}_SECRET_FILE"
+        raise UsageError(f"{variable} ({configured.secret_file}) is not UTF-8 text.") from None
 
 
 def _variable(name: str) -> str:

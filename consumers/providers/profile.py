@@ -150,4 +150,6 @@ class Profile(Part, frozen=True, kw_only=True):
         document = profile_yaml.read(text, source, cls, reserved=(_TEXT, _DIGEST))
         document.content[_TEXT] = text
         document.content[_DIGEST] = hashlib.sha256(text.encode()).hexdigest()
-        return document.convert(cls)
+        profile = document.convert(cls)
+        document.require_fields("unverified", profile.unverified)
+        return profile

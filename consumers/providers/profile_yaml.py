@@ -60,6 +60,13 @@ class Source:
         except msgspec.ValidationError as error:
             raise self._wrong(error, to) from None
 
+    def require_fields(self, where: str, fields: tuple[str, ...]) -> None:
+        """Raises UsageError unless each of `fields`, listed at `where`, is a field of the document."""
+        for number, field in enumerate(fields):
+            if node_at(self.root, field.split(".")) is None:
+                what = f"it names {field!r}, and the document has no such field"
+                raise self.refused([where, str(number)], where, what, remedy="Name one that stands in it.")
+
     def _wrong(self, error: msgspec.ValidationError, to: Any) -> UsageError:
         """msgspec says: Expected `float`, got `str` - at `$.submit.deadline_s`. People need file and line."""
         reason, _, where = str(error).partition(" - at `$")
@@ -140,11 +147,6 @@ def read(text: str, name: str, to: type[Struct], *, reserved: tuple[str, ...]) -
     for field in reserved:
         if field in content:
             raise source.unknown([], field, to)
-    for field in content.get("unverified") or ():
-        if node_at(root, str(field).split(".")) is None:
-            raise source.refused(
-                ["unverified"], "unverified", f"it names {field!r}, and there is no such field"
-            )
     return Source(name, root, _filled(source))
 
 

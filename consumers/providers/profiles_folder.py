@@ -19,16 +19,21 @@ def load_profiles(folders: Sequence[Path]) -> dict[str, Profile]:
     return profiles
 
 
+def read_profile(path: Path) -> Profile:
+    """The profile in one file. Raises UsageError when it can't be read, or isn't one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The profile {path} can't be read: {error}.") from None
+    return Profile.parse(text, source=str(path))
+
+
 def _load(folder: Path) -> dict[str, Profile]:
     if not folder.is_dir():
         raise UsageError(f"RELAY_PROFILES names {folder}, which is not a folder.")
     found: dict[str, Profile] = {}
     for path in sorted(folder.glob("*.yaml")):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"The profile {path} can't be read: {error}.") from None
-        profile = Profile.parse(text, source=str(path))
+        profile = read_profile(path)
         if profile.name in found:
             raise UsageError(
                 f"The folder {folder} has two profiles called {profile.name}; {path} is the second."
