@@ -240,6 +240,8 @@ $$;
 revoke execute on function relay.note_verified, relay.hold_restored, relay.require_reconciling, relay.check_cause,
   relay.check_cause_in_life, relay.guard_restored_attempt, relay.restore_attempt, relay.end_reconciliation from public;
 grant execute on function relay.restore_attempt, relay.end_reconciliation to relay_operator;
+-- What applying an answer asks (0019).
+grant execute on function relay.paying_attempt, relay.unknown_request to relay_operator;
 -- What a history or a spool tells of an attempt is applied by the operator who reconciles, or imports.
 grant update (finished_at, charged, http_status) on relay.attempt to relay_operator;
 grant insert (phantom_operation_id) on relay.incident to relay_operator;

@@ -28,7 +28,7 @@ MAY_CALL: Final = {
         "old_rows", "prune_choose", "prune",
         "republish_parked", "discard_parked", "prepare_batch", "in_batch", "seal_batch", "set_batch_limits",
         "correct", "refund", "begin_cancel", "finish_cancel", "redact_operation",
-        "restore_attempt", "end_reconciliation",
+        "restore_attempt", "end_reconciliation", "paying_attempt", "unknown_request",
     },
     "relay_reader": {"now", "context", "dispatch_gate"},
 }  # fmt: skip
