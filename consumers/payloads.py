@@ -99,7 +99,7 @@ class Payloads:
             if not any(true.is_relative_to(folder.resolve()) for folder in self._folders):
                 raise _not_listed(reference, f"file://{path.parent}")
             # Without waiting: somebody may have put a pipe there.
-            handle = os.open(true, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            handle = os.open(true, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(handle, "rb") as file:
                 held = os.fstat(handle)
                 if not stat.S_ISREG(held.st_mode):
