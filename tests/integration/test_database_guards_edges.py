@@ -2,45 +2,18 @@
 the row it names backs. Every edge of the migration is tried: a new one is covered when it is written.
 """
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, LiteralString
-from uuid import UUID, uuid4
 
 import pytest
 
 from consumers.operations.lifecycle import Cause, Hold, Phase
-from fix_operations import AFTER_LATE_DELIVERY, AFTER_THE_LEASE, OPERATOR, WORKER, Stage
-from fix_replay import declare, replayed
-from fix_restore import restored
-from relay.contracts import POSTGRES
+from fix_edges import EDGES, MOVES, Edge, action, back, role_of, staged, token
+from fix_operations import OPERATOR, WORKER, Stage
 
 NO_EDGE: Final = "OR011"
 NOT_BACKED: Final = "OR012"
 NO_CONTEXT: Final = "OR013"
 
-_EDGE: Final = re.compile(r"^  \('(\w+)', '(\w*)', '(\w+)', '(\w+)'\)[,;]$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    lifecycle: str
-    before: str
-    after: str
-    cause: str
-
-    def __str__(self) -> str:
-        return f"{self.lifecycle}-{self.before}-{self.after}-{self.cause}"
-
-
-def _edges() -> list[Edge]:
-    text = "".join(path.read_text(encoding="utf-8") for path in sorted(POSTGRES.glob("*.sql")))
-    return [Edge(*found) for found in _EDGE.findall(text)]
-
-
-EDGES: Final = _edges()
-MOVES: Final = [edge for edge in EDGES if edge.before]
 PHASES: Final = sorted({(edge.lifecycle, edge.after) for edge in EDGES})
 CAUSES: Final = sorted({edge.cause for edge in MOVES})
 # A hold before anything was sent only stops: it proves nothing and spends nothing.
@@ -75,10 +48,10 @@ def _released_by_schedule(stage: Stage, hold: Hold) -> bool:
 
 @by_edge
 def test_an_edge_whose_cause_is_backed_is_taken_and_leaves_a_waker(stage: Stage, edge: Edge) -> None:
-    operation = _staged(stage, edge)
+    operation = staged(stage, edge)
     version = stage.one("select version from relay.operation where operation_id = %s", operation)
-    with stage.acting(_role(edge)):
-        assert _back(stage, edge, operation)() == 1
+    with stage.acting(role_of(edge)):
+        assert back(stage, edge, operation)() == 1
         stage.connection.execute("set constraints all immediate")
     row = stage.connection.execute(
         "select j.from_phase, j.to_phase, j.cause, o.version, o.is_final = p.is_final"
@@ -93,10 +66,10 @@ def test_an_edge_whose_cause_is_backed_is_taken_and_leaves_a_waker(stage: Stage,
 
 @pytest.mark.parametrize("edge", [edge for edge in MOVES if edge not in NEEDS_NO_ROW], ids=str)
 def test_an_edge_whose_cause_names_no_row_is_refused(stage: Stage, edge: Edge) -> None:
-    operation = _staged(stage, edge, backed=False)
-    with stage.acting(WORKER if edge.cause == "operator" else _role(edge)):
+    operation = staged(stage, edge, backed=False)
+    with stage.acting(WORKER if edge.cause == "operator" else role_of(edge)):
         if (edge.before, edge.cause) == ("claimed", "hold"):
-            stage.insert_attempt(operation, _token(stage, operation), _action(edge))
+            stage.insert_attempt(operation, token(stage, operation), action(edge))
         stage.say(edge.cause)
         columns = {"job_id": "job-unheard-of"} if edge.after == "accepted" else {}
         assert stage.move_refused(operation, edge.after, **columns) == NOT_BACKED
@@ -112,11 +85,11 @@ def test_an_edge_whose_cause_names_no_row_is_refused(stage: Stage, edge: Edge) -
     ids=str,
 )
 def test_a_row_of_another_operation_backs_nothing(stage: Stage, edge: Edge) -> None:
-    other = _staged(stage, edge)
-    operation = _staged(stage, edge, backed=False)
-    with stage.acting(_role(edge)):
+    other = staged(stage, edge)
+    operation = staged(stage, edge, backed=False)
+    with stage.acting(role_of(edge)):
         # Everything that would move `other` is done and said; it is said of `operation`.
-        _back(stage, edge, other)
+        back(stage, edge, other)
         stage.later("0")
         columns = {"job_id": "job-unheard-of"} if edge.after == "accepted" else {}
         assert stage.move_refused(operation, edge.after, **columns) == NOT_BACKED
@@ -191,131 +164,3 @@ def test_an_attempt_with_another_outcome_backs_nothing(stage: Stage, cause: str,
             stage.finish(attempt, outcome)
         stage.say(cause, attempt=attempt)
         assert stage.move_refused(operation, after) == NOT_BACKED
-
-
-# How an edge is staged and backed ---------------------------------------------------------------------------
-
-
-def _role(edge: Edge) -> str:
-    return OPERATOR if edge.cause in ("review", "operator", "cancel", "restored") else WORKER
-
-
-def _action(edge: Edge) -> str:
-    return "download" if edge.lifecycle == "delivery" else "submit"
-
-
-def _token(stage: Stage, operation: UUID) -> UUID:
-    token: UUID = stage.one("select claim_token from relay.operation where operation_id = %s", operation)
-    return token
-
-
-def _staged(stage: Stage, edge: Edge, *, backed: bool = True) -> UUID:
-    """An operation in the phase where `edge` begins, with the past that the edge presumes."""
-    if edge.cause == "unreplayed" and backed:
-        return replayed(stage, edge.before)
-    if edge.cause == "late_answer" and edge.before in ("prepared", "held", "claimed"):
-        operation = stage.prepare()
-        stage.resubmitted(operation)
-        if edge.before == "claimed":
-            stage.claim(operation)
-        elif edge.before == "held":
-            with stage.acting(WORKER):
-                stage.say("hold")
-                stage.move(operation, "held", "paused")
-        return operation
-    if edge.lifecycle == "delivery" and edge.before == "claimed":
-        return stage.claimed_delivery(attempt=edge.cause in ("download", "retry"))[0]
-    held_for = "allowance" if edge.cause == "release" and backed else "configuration"
-    return stage.in_phase(edge.lifecycle, edge.before, held_for=held_for)
-
-
-def _earlier_attempt(stage: Stage, operation: UUID) -> UUID:
-    attempt: UUID = stage.one(
-        "select attempt_id from relay.attempt where operation_id = %s and action = 'submit'"
-        " order by started_at limit 1",
-        operation,
-    )
-    return attempt
-
-
-def _back(stage: Stage, edge: Edge, operation: UUID) -> Callable[[], int]:
-    """Do what backs `edge`'s cause and say it; the returned function takes the edge."""
-    columns: dict[str, object] = {}
-    reason = "test"
-    attempt: UUID | None = None
-    review: UUID | None = None
-    match edge.cause:
-        case "claim":
-            columns = {"claim_token": uuid4(), "claimed_by": "w", "lease_expires_at": stage.lease()}
-        case "hold":
-            reason = "configuration"
-        case "cancel":
-            stage.connection.execute("set local session authorization default")
-            columns = {"cancel_requested": True}
-        case "restored":
-            stage.connection.execute("set local session authorization default")
-            attempt = restored(stage, operation)
-        case "replay":
-            stage.connection.execute("set local session authorization default")
-            declare(stage, operation)
-        case "unreplayed":
-            if edge.before == "submitting":
-                stage.finish(_token(stage, operation), "refused", charged=False)
-        case "submit":
-            attempt = stage.insert_attempt(operation, _token(stage, operation))
-        case "lease_expired":
-            if edge.before == "submitting":
-                stage.finish(_token(stage, operation), "unknown")
-            stage.later(AFTER_THE_LEASE)
-        case "unsent" if edge.before == "claimed":
-            attempt = stage.insert_attempt(operation, _token(stage, operation), outcome="unsent")
-        case "unsent" | "refused" | "unknown":
-            attempt = _token(stage, operation)
-            stage.finish(attempt, edge.cause, charged=False)
-        case "answer" | "late_answer":
-            attempt = _earlier_attempt(stage, operation)
-            stage.finish(attempt, "accepted")
-            columns = {"job_id": stage.remote_job(operation, attempt, f"job-{uuid4()}")}
-        case "rule":
-            attempt = _earlier_attempt(stage, operation)
-            stage.finish(attempt, "refused", charged=True)
-        case "observation":
-            attempt = stage.observed(operation)
-        case "download":
-            attempt = _token(stage, operation)
-            stage.finish(attempt, "accepted" if edge.after == "stored" else "refused")
-        case "retry":
-            attempt = _token(stage, operation)
-            stage.finish(attempt, "unsent")
-        case "review":
-            review, columns = _decide(stage, edge, operation)
-        case "release" | "operator":
-            pass
-        case _:
-            raise KeyError(f"this test can't back the cause {edge.cause}")
-    stage.say(edge.cause, attempt=attempt, review=review)
-    return lambda: stage.move(operation, edge.after, reason, **columns)
-
-
-def _decide(stage: Stage, edge: Edge, operation: UUID) -> tuple[UUID, dict[str, object]]:
-    stage.later(AFTER_LATE_DELIVERY)
-    waits = edge.before == "uncertain" or (edge.before == "held" and edge.after != "accepted")
-    kind = "candidate_id" if edge.after == "accepted" else "job_unknown"
-    review = stage.open_review(operation) if waits else stage.raise_review(operation, kind)
-    words = {"prepared": "resubmit", "rejected": "reject", "cancelled": "cancel"}
-    if edge.after in words:
-        resolution = f"not-accepted:{words[edge.after]}"
-        if edge.before == "held":
-            resolution = "release" if edge.after == "prepared" else words[edge.after]
-    else:
-        resolution = {"accepted": "accepted", "abandoned": "abandon", "lost": "lost"}[edge.after]
-        if edge.before == "accepted" == edge.after:
-            resolution = "choose-primary"
-    stage.resolve(review, resolution)
-    if resolution == "not-accepted:resubmit":
-        stage.connection.execute(
-            "update relay.attempt set released_by_review = %s where operation_id = %s", [review, operation]
-        )
-    if edge.after == "accepted":
-        return review, {"job_id": stage.remote_job(operation, None, f"job-{uuid4()}")}
-    return review, {}
