@@ -141,6 +141,7 @@ async def test_the_truth_names_each_post_with_its_body(simulator: Simulator) -> 
         (Fault.SLOW_DRIP, "unknown", "answer_cut", True),
         (Fault.REDIRECT, "unknown", "redirect", False),
         (Fault.LATE_ACCEPTANCE, "accepted", "accepted", True),
+        (Fault.ID_ELSEWHERE, "unknown", "job_id_not_at_its_path", True),
     ],
 )
 async def test_each_fault_of_a_submission_is_what_its_name_says_and_strikes_once(
@@ -154,6 +155,16 @@ async def test_each_fault_of_a_submission_is_what_its_name_says_and_strikes_once
     assert truth["faults"] == {fault: 1}
     assert truth["posts"][0]["fault"] == fault
     assert (await submit(simulator, "op-1", fault)).verdict == "accepted"
+
+
+async def test_the_last_job_is_given_to_another_request_and_charged_once(simulator: Simulator) -> None:
+    first = await submit(simulator, "op-1")
+    again = await submit(simulator, "op-2", Fault.SAME_JOB)
+    assert again.verdict == "accepted"
+    assert again.job_id == first.job_id
+    truth = simulator.truth()
+    assert [job["reference"] for job in truth["jobs"]] == ["op-1"]
+    assert [post["job_id"] for post in truth["posts"]] == [first.job_id] * 2
 
 
 async def test_a_client_that_gave_up_still_gets_a_job_from_a_late_acceptance() -> None:
