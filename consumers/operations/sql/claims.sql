@@ -14,10 +14,10 @@ update relay.operation
  where operation_id = %(operation_id)s and phase = 'prepared'
    and dispatch_no = %(dispatch_no)s
    and (not_before is null or not_before <= relay.now())
-   and not relay.earlier_request_is_in_question(operation_id)
    -- What would be a replay is claimed only while it may be one.
    and (relay.unknown_request(operation_id) is null or relay.why_no_replay(operation_id) is null
         or cancel_requested)
+   and not relay.earlier_request_is_in_question(operation_id)
 returning operation_id, claim_token as token, relay.unknown_request(operation_id) as repeats, dispatch_no, kind, owner_id, provider, account, profile_digest,
           specification_hash, payload, payload_ref, payload_sha256, payload_bytes, payload_version, max_cost, cost_unit, cancel_requested
 
