@@ -67,7 +67,27 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ("deadline_s: 60", "deadline_s: soon", ("line 19", "submit.deadline_s")),
         ("deadline_s: 60", "deadline_s: 0", ("line 19", "submit.deadline_s")),
-        ("margin_s: 15", "margn_s: 15", ("margn_s", "unknown")),
+        ("margin_s: 15", "margn_s: 15", ("margn_s", "unknown", "column 1", "Did you mean margin_s?")),
+        ("    Content-Type: application/json", "    Content-Type: 2024-11-06", ("a date", "quotes")),
+        (
+            "cost: reserved",
+            "cost: reserved\nlimits: {polls_at_once: 0}",
+            ("limits.polls_at_once", "at least 1"),
+        ),
+        ("cost: reserved", "cost: reserved\nvariables: {model: x}", ("variables.model", "nothing")),
+        ("cost: reserved", "cost: reserved\nvariables: {secret: x}", ("stands for something else",)),
+        ("idempotency: none", "idempotency: {mode: replay}", ("idempotency.retention_s", "missing")),
+        (
+            "idempotency: none",
+            "idempotency: {mode: replay, retention_s: 3600}",
+            ("${idempotency_key}", "belong together"),
+        ),
+        (
+            "    Accept: application/json\n  body",
+            "    Idempotency-Key: ${idempotency_key}\n  body",
+            ("${idempotency_key}", "belong together"),
+        ),
+        ("cost: reserved", "cost: reserved\nclient_reference: {unique: true}", ("client_reference",)),
         ("status: 502", "status: 602", ("line 24", "602")),
         ("status: 2xx", "status: 2x", ("2x",)),
         ("$.error.job_id", "error.job_id", ("error.job_id", "$.job_id")),
@@ -139,3 +159,23 @@ def test_a_cancel_names_the_job_and_says_whether_it_destroys() -> None:
     assert "it may have only ${job_id}" in refused(GENACE + "cancel: {path: '/v1/${payload}/${job_id}'}\n")
     with_secret = "cancel:\n  path: /v1/${job_id}\n  headers: {X: '${operation_id}'}\n"
     assert "it may have only ${secret}" in refused(GENACE + with_secret)
+
+
+def test_a_replay_needs_room_for_a_whole_request_before_the_key_is_forgotten() -> None:
+    with_key = GENACE.replace(
+        "    Accept: application/json\n", "    Idempotency-Key: ${idempotency_key}\n", 1
+    )
+    message = refused(
+        with_key.replace("idempotency: none", "idempotency: {mode: replay, retention_s: 75}", 1)
+    )
+    assert "leaves no room for a replay" in message
+    Profile.parse(
+        with_key.replace("idempotency: none", "idempotency: {mode: replay, retention_s: 75.1}", 1),
+        source="p.yaml",
+    )
+
+
+def test_variables_stand_in_the_document_and_change_its_digest() -> None:
+    text = GENACE.replace("/v1/jobs\n", "/v1/${route}\n", 1) + "\nvariables:\n  route: renders\n"
+    parsed = Profile.parse(text, source="p.yaml")
+    assert (parsed.submit.path, parsed.text) == ("/v1/renders", text)
