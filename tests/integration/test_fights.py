@@ -58,7 +58,7 @@ async def _fight(life: Life) -> None:
             if turns % 12 == 0 and len(life.world.operations) < OPERATIONS:
                 life.approve()
             if turns % 200 == 0:
-                life.time_passes("61 seconds")
+                life.time_passes("20 seconds")
             try:
                 await _something(life)
             except HARMLESS:
