@@ -21,6 +21,7 @@ pytest_plugins = (
     "fix_system",
     "fix_s3",
     "fix_restore",
+    "fix_namespaces",
 )
 
 

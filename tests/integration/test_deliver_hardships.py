@@ -5,8 +5,6 @@ write to. Nothing half-written has a final name, the message says what to do, an
 import asyncio
 import hashlib
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -169,15 +167,7 @@ class SmallDisk:
         return ("nsenter", "--target", str(self._holder.pid), *joined, "--mount")
 
 
-def may_mount() -> bool:
-    user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-    command = ["unshare", *user, "--mount", "sh", "-c", "mount -t tmpfs tmpfs /mnt"]
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not may_mount(), reason="no mount namespace may be made here")
+@pytest.mark.namespaces
 async def test_a_full_disk_is_survived_and_the_delivery_goes_on_when_there_is_room(
     scene: Scene, run_process: RunProcess
 ) -> None:

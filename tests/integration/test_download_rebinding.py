@@ -1,36 +1,22 @@
 """Names that lead to private addresses, or change where they lead: a real name server, real addresses."""
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from fix_namespaces import namespaced
+
 SCENE: Final = Path(__file__).resolve().parents[1] / "rebinding_scene.py"
 PUBLIC: Final = "93.184.216.34"
 NAME: Final = "provider.example"
 
 
-def namespaced(*command: str) -> subprocess.CompletedProcess[str]:
-    user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-    return subprocess.run(
-        ["unshare", *user, "--net", "--mount", *command], capture_output=True, text=True, check=False
-    )
-
-
-def possible() -> bool:
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        return False
-    return namespaced("mount", "--bind", "/etc/resolv.conf", "/etc/resolv.conf").returncode == 0
-
-
-@pytest.mark.skipif(not possible(), reason="no network namespace may be made here")
+@pytest.mark.namespaces
 def test_a_name_never_leads_to_a_private_address_also_when_it_changes() -> None:
-    ended = namespaced(sys.executable, str(SCENE))
+    ended = namespaced(sys.executable, str(SCENE), network=True)
     assert ended.returncode == 0, ended.stderr
     seen: dict[str, dict[str, Any]] = json.loads(ended.stdout)
     assert {case: one["private"] for case, one in seen.items()} == dict.fromkeys(seen, 0)
