@@ -237,6 +237,12 @@ CORRUPTIONS: Final = (
         "update relay.operation set open_reviews = 1 where operation_id = {0}",
     ),
     Corruption(
+        "waker_hold",
+        Invariant.WAKER,
+        "update relay.operation set phase = 'held', phase_reason = 'batch', held_at = now()"
+        " where operation_id = {0}",
+    ),
+    Corruption(
         "waker_overdue",
         Invariant.WAKER,
         "update relay.operation set next_action_at = now() - interval '6 minutes' where operation_id = {0}",

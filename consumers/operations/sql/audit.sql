@@ -300,6 +300,14 @@ select o.operation_id, format('it counts %%s open reviews, and has %%s', o.open_
   from relay.operation o left join relay.review r on r.operation_id = o.operation_id and r.state = 'open'
  group by o.operation_id having count(r.review_id) <> o.open_reviews
 
+-- name: waker_hold
+-- What schedule releases has what it waits for; every other hold has a review.
+select operation_id, format('it is held for %%s, and nothing will ever release it', phase_reason)
+  from relay.operation
+ where phase = 'held' and open_reviews = 0
+   and case phase_reason when 'batch' then batch_id is null when 'paused' then provider is null
+                         when 'allowance' then false else true end
+
 -- name: waker_overdue
 select operation_id, format('it is %%s, and has been due for %%s s', phase,
                             floor(extract(epoch from relay.now() - coalesce(lease_expires_at, next_action_at))))
