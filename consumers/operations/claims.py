@@ -283,7 +283,8 @@ async def _why_not(
         return NotClaimed(f"the event is of dispatch {dispatch_no}, the operation at {current}")
     if phase == "prepared" and in_question:
         return NotClaimed(
-            "a review asks about an earlier request of it; it is dispatched once that is answered"
+            f"a review asks about an earlier request, and nothing is sent until it is answered:"
+            f" `relay review show {operation_id}`"
         )
     return NotClaimed(f"it is {phase}" if phase != "prepared" else "it may not be claimed yet")
 
