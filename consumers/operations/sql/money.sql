@@ -32,6 +32,8 @@ select r.owner_id, r.unit, r.operation_id, o.operation_key, o.phase, r.attempt_i
        r.state = 'disputed' or (r.state = 'reserved'
          and not (o.phase in ('claimed', 'submitting') and o.claim_token = r.attempt_id)
          and o.phase <> 'uncertain'
+         -- In doubt, and a review or a declared replay will say what came of it.
+         and not (not o.is_final and coalesce(a.outcome, '') in ('open', 'unknown') and a.released_by_review is null)
          and not (o.phase = 'accepted'
                   and exists (select 1 from relay.remote_job j where j.operation_id = r.operation_id
                                and j.attempt_id = r.attempt_id and j.job_id = o.job_id)
