@@ -246,8 +246,8 @@ def _broken_http() -> Iterator[Case]:
         ("HTTP/0.9", JOB + b"\n"),
     ):
         yield unknown(f"{name}, and an id", says(raw), "no_answer", "job-1", said="job-1")
-    apart = says(b"HTTP/1.1 201 Created\r\nBad Header: x\r\n")
-    yield unknown("an illegal header, and the id later", _later(apart, b"\r\n" + JOB), "no_answer", "job-1")
+    apart = says(b"HTTP/1.1 201 Created\r\nBad Header: x\r\n\r\n")
+    yield unknown("an illegal header, and the id later", _later(apart, JOB), "no_answer", "job-1")
     yield unknown("a mail server", says(b"220 mail.example ESMTP\r\n"), "no_answer", said="220 mail.example")
     yield unknown("an endless head", says(b"HTTP/1.1 201 Created\r\n" + b"X: y\r\n" * 40_000), "no_answer")
     chunked = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n"

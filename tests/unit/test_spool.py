@@ -237,6 +237,26 @@ def test_a_full_disk_is_said_and_leaves_no_entry(spool: Spool, monkeypatch: pyte
     assert pending(spool)["a-1"].sending
 
 
+def test_a_disk_that_failed_once_has_to_write_before_it_is_believed_again(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may promise the room and not take the bytes."""
+
+    def broken(_file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        spool.require_room()
+        with pytest.raises(SpoolError, match="Nothing was sent"):
+            spool.sending("a-1", "op-1")
+        for _ in range(2):
+            with pytest.raises(SpoolError, match="Nothing is claimed"):
+                spool.require_room()
+    spool.require_room()
+    assert sorted(path.name for path in spool.folder.iterdir()) == ["lock"]
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpoolError, match="Nothing is sent without it"):
