@@ -4,6 +4,7 @@ nobody storms.
 
 import asyncio
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -110,13 +111,13 @@ async def test_a_hundred_workers_at_once_never_have_more_than_the_limit(scene: S
                 if said.granted:
                     under_way += 1
                     most = max(most, under_way)
-                    await asyncio.sleep(0.01)
+                    async with ctx.pool.connection() as connection:
+                        await connection.execute("select pg_sleep(0.01)")  # what the permit is for
                     granted[number] += 1
                     under_way -= 1
                     async with ctx.pool.connection() as connection:
                         await limits.give_back(connection, permit)
                 waited = True
-                await asyncio.sleep(min(0.05, said.wait_s))
 
         await asyncio.gather(*(worker(number) for number in range(40)))
     assert len(granted) == 40
@@ -291,7 +292,8 @@ def watch_requests(scene: Scene, seconds: float) -> Any:
         if call.path[:1] == ("v1",):
             seen["now"] += 1
             seen["most"] = max(seen["most"], seen["now"])
-            await asyncio.sleep(seconds)
+            # Long enough for whoever else is let in to be seen.
+            await asyncio.to_thread(threading.Event().wait, seconds)
             seen["now"] -= 1
         return await replies(call, body)
 
