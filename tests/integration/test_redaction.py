@@ -16,6 +16,7 @@ from fix_operations import APPLICATION, OPERATOR, ROLES, WORKER, Stage
 from fix_postgres import Database
 
 FORBIDDEN: Final = "OR010"
+REDACTED: Final = "redacted_at = now(), version = version + 1, redacted_xid = pg_current_xact_id()"
 SECRETS: Final = ("a boat", "said-by-the-provider", "https://signed", "a-file-of-ann", "seen-by-a-person")
 
 
@@ -211,9 +212,9 @@ def test_a_payload_that_is_elsewhere_loses_its_place_and_keeps_its_digest(
         ("operation", "payload = null, redacted_at = now()"),
         (
             "operation",
-            "payload = null, redacted_at = now(), redacted_xid = pg_current_xact_id(), phase_reason = 'x'",
+            f"{REDACTED}, payload = null, source_ref = 'x'",
         ),
-        ("operation", "redacted_at = now(), version = version + 1, redacted_xid = pg_current_xact_id()"),
+        ("operation", REDACTED),
         ("incident", "evidence = '{{}}'"),
         ("review", "evidence = '{{}}'"),
     ],
