@@ -17,6 +17,7 @@ from consumers.providers.outcome import Submission
 from consumers.providers.profile import Profile
 
 SQL: Final = Queries("answers")
+REUSE_PROVES_NOTHING: Final = frozenset({409, 422})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,22 @@ class AnswerRows:
 
     async def holders(self, job_id: str) -> list[Holder]:
         return [Holder(*row) for row in await self.all("job_holders", **self.account, job_id=job_id)]
+
+    # Declared replays ------------------------------------------------------------------------------------
+
+    async def proves_nothing(self) -> bool:
+        """409 and 422 on a key that was sent before may be about the key (design-operations, section 5)."""
+        return self._status in REUSE_PROVES_NOTHING and await self.one("reuses_a_key") is not None
+
+    async def unreplay(self, query: str) -> bool:
+        """Back to uncertain, where an earlier request may have made a job: what became of this one, a
+        declared replay, says nothing of that."""
+        row = await self.one("repeats")
+        if row is None or row[0] is None:
+            return False
+        await self.say(Cause.UNREPLAYED, about=row[0])
+        await self.move(query, to_phase=Phase.UNCERTAIN, reason="unreplayed", delay_s=None)
+        return True
 
     # Questions for people --------------------------------------------------------------------------------
 

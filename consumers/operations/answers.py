@@ -22,8 +22,6 @@ from relay import failpoints
 
 _Connection = psycopg.AsyncConnection[Any]
 
-REUSE_PROVES_NOTHING: Final = frozenset({409, 422})
-
 PAUSE_AFTER: Final = 3
 """Equal generic failures in a row that pause the provider account (design-operations, section 3)."""
 
@@ -280,7 +278,7 @@ class _Application:
             applied = await self._unknown()
             await rows.review("candidate_id", {"candidates": told, "then": outcome.reason})
             return applied
-        if await self._proves_nothing():
+        if await self.rows.proves_nothing():
             return await self._unknown()
         own_claim = rows.own_claim
         await rows.finish("refused", charged=outcome.charged)
@@ -303,24 +301,9 @@ class _Application:
             return Applied.MOVED
         return Applied.RECORDED
 
-    async def _proves_nothing(self) -> bool:
-        """409 and 422 on a key that was sent before may be about the key (design-operations, section 5)."""
-        status = self.outcome.evidence.get("status")
-        return status in REUSE_PROVES_NOTHING and await self.rows.one("reuses_a_key") is not None
-
-    async def _unreplayed(self, query: str) -> bool:
-        """Back to uncertain, where an earlier request may have made a job: what became of this one, a
-        declared replay, says nothing of that."""
-        row = await self.rows.one("repeats")
-        if row is None or row[0] is None:
-            return False
-        await self.rows.say(Cause.UNREPLAYED, about=row[0])
-        await self.rows.move(query, to_phase=Phase.UNCERTAIN, reason="unreplayed", delay_s=None)
-        return True
-
     async def _move_refused(self) -> None:
         outcome, rows = self.outcome, self.rows
-        if await self._unreplayed("move"):
+        if await self.rows.unreplay("move"):
             return
         if outcome.after == "final":
             await rows.say(Cause.RULE)
@@ -361,7 +344,7 @@ class _Application:
         row = await rows.one("unsent_in_a_row")
         times = int(row[0]) if row else 1
         given_up = self.outcome.hold is not None or times >= self.profile.max_unsent
-        if given_up and await self._unreplayed(query):
+        if given_up and await self.rows.unreplay(query):
             return Applied.MOVED
         await rows.say(Cause.UNSENT)
         if self.outcome.hold is not None:
