@@ -10,7 +10,8 @@ from consumers.providers.simulator_world import Fault
 
 LONG_ONES: Final = (Fault.LATE_ACCEPTANCE, Fault.SLOW_DRIP)
 """They keep an operation in `submitting` until its deadline: what the dispatcher is killed in."""
-EVERY: Final = tuple(Fault)
+EVERY: Final = tuple(fault for fault in Fault if fault is not Fault.SAME_JOB)
+"""Not the one that makes an operation share another's job: what becomes of it depends on which was faster."""
 LEAST: Final = len(LONG_ONES) + len(EVERY)
 """Fewer frames can't show every fault."""
 FIRST_PART: Final = 4
