@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 
+from consumers.providers.profiles_folder import load_profiles
 from relay.cli import relay
 from relay.settings import Settings, load
 
@@ -39,11 +40,6 @@ def seconds(duration: str) -> float:
     parts = re.findall(r"(\d+)(ms|h|m|s)", duration)
     assert "".join(number + unit for number, unit in parts) == duration, duration
     return sum(int(number) * units[unit] for number, unit in parts)
-
-
-def profiles() -> Iterator[dict[str, Any]]:
-    for path in sorted((ROOT / "consumers/providers/profiles").glob("*.yaml")):
-        yield yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def check_command(arguments: list[str]) -> None:
@@ -113,7 +109,8 @@ def test_the_relays_health_is_progress_and_is_asked_where_it_is_served() -> None
 
 
 def test_a_post_that_has_begun_is_never_killed_by_a_stop() -> None:
-    longest = max(profile["submit"]["deadline_s"] + profile["margin_s"] for profile in profiles())
+    shipped = load_profiles(()).values()
+    longest = max(profile.submit.deadline_s + profile.margin_s for profile in shipped)
     grace = Settings.model_fields["grace_s"].default
     assert seconds(SERVICES["dispatch"]["stop_grace_period"]) > longest + grace
 
