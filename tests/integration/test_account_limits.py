@@ -26,6 +26,9 @@ from consumers.providers.simulator_world import Fault, Plan
 from fix_postgres import Database
 from fix_scene import Scene
 
+_WORK: Final = "select count(*) from generate_series(1, 30000)"
+"""Some milliseconds of what a permit is for."""
+
 pytestmark = pytest.mark.anyio
 
 COLLECTION: Final = "collection.requested"
@@ -112,7 +115,7 @@ async def test_a_hundred_workers_at_once_never_have_more_than_the_limit(scene: S
                     under_way += 1
                     most = max(most, under_way)
                     async with ctx.pool.connection() as connection:
-                        await connection.execute("select pg_sleep(0.01)")  # what the permit is for
+                        await connection.execute(_WORK)
                     granted[number] += 1
                     under_way -= 1
                     async with ctx.pool.connection() as connection:

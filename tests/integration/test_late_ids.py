@@ -132,14 +132,16 @@ async def test_the_database_takes_no_request_while_an_earlier_one_is_in_question
     first = await dispatching.resubmitted(operation)
     token = dispatching.claim(operation)
     await dispatching.answered(first, operation, "unknown", candidates=("job-1",))
-    with dispatching.database.connect(dispatching.database.url_as("relay_worker")) as worker:
-        with pytest.raises(psycopg.DatabaseError, match="asks about an earlier request") as refused:
-            worker.execute(
-                "insert into relay.attempt (attempt_id, operation_id, action, dispatch_no, worker,"
-                " late_delivery_until) select claim_token, operation_id, 'submit', dispatch_no, 'w', now()"
-                " from relay.operation where claim_token = %s",
-                [token],
-            )
+    with (
+        dispatching.database.connect(dispatching.database.url_as("relay_worker")) as worker,
+        pytest.raises(psycopg.DatabaseError, match="asks about an earlier request") as refused,
+    ):
+        worker.execute(
+            "insert into relay.attempt (attempt_id, operation_id, action, dispatch_no, worker,"
+            " late_delivery_until) select claim_token, operation_id, 'submit', dispatch_no, 'w', now()"
+            " from relay.operation where claim_token = %s",
+            [token],
+        )
     assert refused.value.sqlstate == "OR012"
 
 
