@@ -82,6 +82,8 @@ begin
     raise exception 'max_cost % is not an amount', $6 using errcode = '22003';
   elsif round($6, 6) <> $6 then
     raise exception 'max_cost % has more than six decimals', $6 using errcode = '22003';
+  elsif $6 >= 1e14 then
+    raise exception 'max_cost % is 10^14 or more, which no column holds', $6 using errcode = '22003';
   end if;
   select k.lifecycle into lifecycle from relay.operation_kind k where k.kind = $1;
   if not found then

@@ -45,6 +45,8 @@ BAD: Final = [
     ("max_cost", -1, "max_cost -1 is not an amount"),
     ("max_cost", "NaN", "max_cost NaN is not an amount"),
     ("max_cost", "0.0000001", "more than six decimals"),
+    ("max_cost", "100000000000000", "is 10^14 or more"),
+    ("max_cost", "Infinity", "is 10^14 or more"),
     ("cost_unit", "", "cost_unit is ''"),
     ("cost_unit", None, "cost_unit is NULL"),
     ("cost_unit", "u" * 41, "cost_unit is"),
