@@ -64,7 +64,9 @@ class Collect(Consumer):
             operation_id=operation_id,
             phase=subject.phase,
             holder=self._actor,
-            lease_s=profile.observe.deadline_s + profile.margin_s,
+            # A result that has a path of its own is a second GET.
+            lease_s=profile.observe.deadline_s * (1 if profile.observe.result_path is None else 2)
+            + profile.margin_s,
             waited=subject.waits_until is not None,
         ) as allowed:
             if allowed:

@@ -163,7 +163,7 @@ def decide(subject: Subject, life: Life | None, witness: Witness) -> Decision:
     sent = submissions(life) if life is not None else []
     known = {one.attempt_id for one in sent}
     sent += [one for one in witness.spooled if one.attempt_id not in known]
-    if life is not None and subject.phase != Phase.ACCEPTED:
+    if life is not None:
         sent += _jobs_alone(subject, life, {one.job_id for one in sent} | {subject.job_id})
     may_be_sent = subject.phase in MAY_BE_SENT
     if not sent and may_be_sent:

@@ -53,9 +53,9 @@ async def replay(
             await say(connection, ground)
             await connection.execute(_SQL["unreplay"], named)
             return Phase.UNCERTAIN, why_not
-        if why_not is not None:
+        if why_not is not None or unknown is None:
             await connection.execute(_SQL["end_replays"], named)
-            return None, why_not
+            return None, why_not or "nothing was sent of which the outcome is unknown"
         if for_now:
             await connection.execute(_SQL["postpone_replay"], named)
             return None, "its provider is paused, or dispatch is closed"

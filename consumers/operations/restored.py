@@ -128,10 +128,13 @@ async def make_uncertain(
             if new and row[0] not in MAY_BE_SENT:
                 about = {"operation_id": operation_id, "attempt_id": one.attempt_id}
                 await connection.execute(_SQL["ask_about"], about | {"deadline_s": review_deadline_s})
-        if row[0] in MAY_BE_SENT:
-            last = submissions[-1].attempt_id
+        # A late answer of an attempt that the tables know is no new submission: its id, applied after this,
+        # moves the operation by itself.
+        named = {"attempt_ids": [one.attempt_id for one in submissions]}
+        last = await _one(connection, "last_restored", named)
+        if row[0] in MAY_BE_SENT and last is not None:
             ground = Ground(
-                actor, Cause.RESTORED, why[:500], attempt_id=last, review_deadline_s=review_deadline_s
+                actor, Cause.RESTORED, why[:500], attempt_id=last[0], review_deadline_s=review_deadline_s
             )
             await say(connection, ground)
             await connection.execute(_SQL["to_uncertain"], {"operation_id": operation_id})

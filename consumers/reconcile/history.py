@@ -59,9 +59,11 @@ class History:
     """Of the dispatchers' group: the first offset that it isn't done with."""
 
     def covers(self, operation_id: UUID) -> bool:
-        """Whether every transition after the restored state is still there."""
-        at = partition_of(str(operation_id).encode(), self.partitions) if self.partitions else 0
-        return self.reaches_back and at not in self.incomplete
+        """Whether every transition after the restored state is still there. A topic that grew has older
+        events where its fewer partitions put them."""
+        key = str(operation_id).encode()
+        places = {partition_of(key, number) for number in range(1, self.partitions + 1)} or {0}
+        return self.reaches_back and not places & self.incomplete
 
     def handled(self, operation_id: UUID) -> tuple[bool, int]:
         """Whether the dispatchers are done with an event of the operation's last dispatch, and which that

@@ -14,7 +14,7 @@ import psycopg
 import structlog
 
 from consumers.operations import due, replays
-from consumers.operations.due import RunOut
+from consumers.operations.due import RunOut, Wallet
 from consumers.operations.lifecycle import Hold, Phase
 from consumers.registered import Providers
 from consumers.schedule.allowance import Allowance
@@ -147,7 +147,7 @@ class Round:
         self._full(free)
         for operation_id in free:
             await self._release(operation_id, Hold.PAUSED)
-        await due.postpone(self._connection, Hold.PAUSED, BATCH)
+        await self._postpone(Hold.PAUSED)
 
     async def _allowances(self) -> None:
         wallets = await due.wallets(self._connection, BATCH)
@@ -159,7 +159,7 @@ class Round:
                     await self._release(operation_id, Hold.ALLOWANCE)
                 if self._full(held):
                     continue  # the next round goes on with this owner
-            await due.postpone(self._connection, Hold.ALLOWANCE, BATCH, wallet)
+            await self._postpone(Hold.ALLOWANCE, wallet)
 
     async def _batches(self) -> None:
         crowded = await due.batches(self._connection, BATCH)
@@ -168,7 +168,14 @@ class Round:
             held = await due.held_for_batch(self._connection, batch, BATCH)
             for operation_id in fitting(batch.room, held, batch.places):
                 await self._release(operation_id, Hold.BATCH)
-        await due.postpone(self._connection, Hold.BATCH, BATCH)
+        await self._postpone(Hold.BATCH)
+
+    async def _postpone(self, hold: Hold, wallet: Wallet | None = None) -> None:
+        """Look again later. More than a batch of them is a reason for the next round to come at once."""
+        postponed = await due.postpone(self._connection, hold, BATCH, wallet)
+        if postponed >= BATCH:
+            self._done.full = True
+            self._did("postponed", postponed)
 
     async def _attempts(self) -> None:
         left_open = await due.abandoned(self._connection, BATCH)

@@ -31,7 +31,9 @@ begin
       old.outcome = 'open' or (old.outcome = 'unknown' and new.outcome in ('accepted', 'refused'))
       -- An id outranks a refusal: then it must be there, and no other request may have been sent on that ground.
       or (old.action = 'submit' and old.outcome in ('refused', 'unsent') and new.outcome = 'accepted'
-          and exists (select 1 from relay.remote_job j where j.attempt_id = old.attempt_id)
+          -- A declared replay's job (0019) is booked to the request that it repeats.
+          and exists (select 1 from relay.remote_job j
+                       where j.attempt_id in (old.attempt_id, relay.paying_attempt(old.attempt_id)))
           and not exists (select 1 from relay.attempt a
                 where a.operation_id = old.operation_id and a.action = 'submit' and a.attempt_id <> old.attempt_id
                   and a.outcome in ('open', 'unknown', 'accepted') and a.released_by_review is null))) then

@@ -169,3 +169,8 @@ revoke execute on function relay.begin_review(), relay.emit_evidence(uuid), rela
 grant select on relay.review_deadline to relay_worker, relay_operator, relay_reader;
 grant update (next_evidence_at) on relay.review to relay_worker, relay_operator;
 grant execute on function relay.emit_evidence to relay_worker, relay_operator;
+
+-- Reviews that are open already: the provider is asked about them too.
+update relay.review r set next_evidence_at = relay.now()
+ where r.state = 'open' and r.next_evidence_at is null and r.kind not in ('hold', 'output_expired')
+   and exists (select 1 from relay.operation o where o.operation_id = r.operation_id and o.provider is not null);

@@ -236,6 +236,35 @@ create trigger a_paying before insert on relay.review
   execute function relay.name_paying_attempt();
 alter table relay.review enable always trigger a_paying;
 
+-- As in 0005, but of requests with one key: while one of them may have made the job, its reservation stays, and it
+-- is given back when the last of them is known to have made none.
+create or replace function relay.after_attempt() returns trigger
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  pays uuid;
+begin
+  if new.action <> 'submit' or (tg_op = 'UPDATE' and new.outcome = old.outcome) then
+    return null;
+  end if;
+  pays := relay.paying_attempt(new.attempt_id);
+  if new.outcome = 'unsent' or (new.outcome = 'refused' and new.charged is false) then
+    if not exists (select 1 from relay.attempt a
+                    where a.operation_id = new.operation_id and a.action = 'submit' and a.attempt_id <> new.attempt_id
+                      and a.idempotency_key = new.idempotency_key and a.released_by_review is null
+                      and (a.attempt_id = pays or not exists (
+                             select 1 from relay.reservation r where r.attempt_id = a.attempt_id))
+                      and not (a.outcome = 'unsent' or (a.outcome = 'refused' and a.charged is false)))
+       and relay.release_reservation(pays, new.outcome) then
+      update relay.operation set accounting = relay.accounting_of(operation_id) where operation_id = new.operation_id;
+    end if;
+  elsif new.outcome = 'refused' then
+    perform relay.dispute(pays, 'refused, and not declared as uncharged');
+  end if;
+  return null;
+end;
+$$;
+
 -- Null when it is done, else what it does not fit. A replay needs no more than its first request holds already.
 create function relay.reserve_unless_replayed(p_operation_id uuid, p_attempt_id uuid) returns text
   language sql volatile security definer set search_path = pg_catalog, pg_temp

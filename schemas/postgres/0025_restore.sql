@@ -93,6 +93,9 @@ create function relay.hold_restored() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
+  -- In one order, before their money: an answer that is being written holds one of them, and waits for none.
+  perform 1 from relay.operation o
+   where not o.is_final and o.phase in ('prepared', 'claimed', 'held') order by o.operation_id for update;
   perform set_config('relay.actor', 'relay init --accept-rewind', true), set_config('relay.attempt_id', '', true),
           set_config('relay.review_id', '', true), set_config('relay.review_deadline_s', '', true),
           set_config('relay.cause', 'release', true), set_config('relay.reason', 'held as restored instead', true);

@@ -7,7 +7,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from fix_operations import OPERATOR, ROLES, WORKER, Stage
+from fix_operations import APPLICATION, OPERATOR, ROLES, WORKER, Stage
 
 # What each group may call. A new function is for nobody until it is named here.
 MAY_CALL: Final = {
@@ -55,9 +55,12 @@ def test_the_public_executes_no_function_of_the_schema(stage: Stage) -> None:
     assert not stage.one("select has_schema_privilege('nobody_in_particular', 'relay', 'usage')")
 
 
-def test_a_function_with_more_rights_than_its_caller_has_a_fixed_search_path(stage: Stage) -> None:
+def test_a_guard_or_a_function_with_more_rights_than_its_caller_has_a_fixed_search_path(
+    stage: Stage,
+) -> None:
     rows = stage.connection.execute(
-        "select proname, proconfig from pg_proc where pronamespace = 'relay'::regnamespace and prosecdef"
+        "select proname, proconfig from pg_proc where pronamespace = 'relay'::regnamespace"
+        " and (prosecdef or prorettype = 'trigger'::regtype)"
     ).fetchall()
     assert len(rows) > 10
     assert {row[0] for row in rows if row[1] != ["search_path=pg_catalog, pg_temp"]} == set()
@@ -69,6 +72,19 @@ def test_a_table_of_the_callers_own_is_not_mistaken_for_ours(stage: Stage) -> No
         stage.connection.execute("create temporary table operation_kind (kind text, lifecycle text)")
         stage.connection.execute("set local search_path = pg_temp, relay")
     stage.submit(operation)
+
+
+def test_a_catalog_of_the_callers_own_opens_no_guard(stage: Stage) -> None:
+    """An application that shadows pg_class would speak for anybody's operation."""
+    operation = stage.prepare()
+    with stage.acting(APPLICATION):
+        stage.connection.execute("create temporary table pg_class (oid oid, relowner oid)")
+        forged = (
+            "insert into relay.outbox (event_type, schema_version, operation_id, version, payload)"
+            " values ('operation.transitioned', 1, %s, 9, '{}')"
+        )
+        refused = stage.refused(lambda: stage.connection.execute(forged, [operation]))
+    assert refused == "OR010"
 
 
 @pytest.mark.parametrize("role", ROLES)

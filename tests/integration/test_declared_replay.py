@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -319,3 +319,30 @@ def test_an_answer_that_comes_late_meets_its_own_replay_as_the_same_job(scene: S
     assert asyncio.run(scene.dispatch(operation)) == "accepted"
     assert len(posts(scene, operation)) == 1
     sound(scene)
+
+
+def test_a_first_request_that_is_refused_late_keeps_its_money_for_the_replay_in_flight(scene: Scene) -> None:
+    operation = uncertain(scene)
+    first: UUID = scene.one("select attempt_id from relay.attempt where operation_id = %s", operation)
+    asyncio.run(scene.wake("2 seconds"))
+    second = uuid4()
+    scene.connection.execute("alter table relay.attempt disable trigger user")
+    scene.connection.execute(
+        "insert into relay.attempt (attempt_id, operation_id, action, dispatch_no, worker, idempotency_key,"
+        " request_sha256, first_sent_at, late_delivery_until)"
+        " select %s, operation_id, action, dispatch_no + 1, worker, idempotency_key, request_sha256,"
+        " relay.now(), relay.now() + '1 hour' from relay.attempt where attempt_id = %s",
+        [second, first],
+    )
+    scene.connection.execute("alter table relay.attempt enable always trigger c_money")
+
+    def end(attempt: UUID, outcome: str) -> str:
+        scene.connection.execute(
+            "update relay.attempt set outcome = %s, charged = %s where attempt_id = %s",
+            [outcome, False if outcome == "refused" else None, attempt],
+        )
+        return str(scene.one("select state from relay.reservation where attempt_id = %s", first))
+
+    assert end(first, "refused") == "reserved"
+    assert end(second, "unknown") == "reserved"
+    assert end(second, "refused") == "released"

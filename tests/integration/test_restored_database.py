@@ -11,6 +11,7 @@ import pytest
 
 from consumers.operations import restored as restored_rows
 from consumers.operations.audit import audit
+from consumers.operations.lost import Submission
 from fix_operations import OPERATOR, WORKER, Stage
 from fix_postgres import Database, clone
 from fix_restore import restored, rewound
@@ -172,3 +173,34 @@ def test_a_dump_put_back_into_the_running_server_is_not_the_database_that_was_ve
             assert connection.execute(GATE).fetchone() == (None,)
     finally:
         back.drop()
+
+
+def test_a_late_answer_that_is_lost_leaves_its_known_attempt_held_until_its_id_is_applied(
+    own_stage: Stage,
+) -> None:
+    """Resubmitted by a person, accepted by the first request's late answer, and then restored to in between:
+    nothing new was sent, so nothing new comes back, and the reconciliation goes on."""
+    stage = own_stage
+    operation = stage.prepare()
+    attempt = stage.resubmitted(operation)
+    accept_rewind(stage)
+    assert phase(stage, operation) == ("held", "restored")
+    late = Submission(attempt_id=attempt, dispatch_no=1, worker="w", sent_at=None, said="late_answer")
+
+    async def bring_back() -> bool:
+        url = stage.database.url_as(OPERATOR)
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            return await restored_rows.make_uncertain(
+                connection,
+                operation,
+                [late],
+                actor="ann",
+                why="it was accepted",
+                late_delivery_s=60,
+                review_deadline_s=60,
+                told={"job_ids": ["job-1"]},
+            )
+
+    assert asyncio.run(bring_back()) is False
+    assert phase(stage, operation) == ("held", "restored")
+    assert findings(stage) == []

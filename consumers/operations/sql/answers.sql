@@ -16,13 +16,15 @@ select pg_advisory_xact_lock(hashtext('relay.remote_job'), key)
 -- name: lock_operations
 -- Everybody whom one of the ids concerns, in one order and before any money: two answers never wait for each other.
 select operation_id from relay.operation
- where operation_id = %(operation_id)s
-    or operation_id in (
+ where operation_id = any(array(
+         -- As an array: with OR, each answer would read every operation there is.
+         select %(operation_id)s::uuid
+         union
          select j.operation_id from relay.remote_job j
            join relay.operation own on own.operation_id = %(operation_id)s
                 and j.provider_account = own.provider || '/' || own.account
           where j.job_id = %(job_id)s
-             or (j.job_id = any(%(candidates)s) and j.role in ('primary', 'duplicate')))
+             or (j.job_id = any(%(candidates)s) and j.role in ('primary', 'duplicate'))))
  order by operation_id for update
 
 -- name: operation

@@ -108,7 +108,7 @@ select a.operation_id, format('its attempt %%s was released by a review that did
 select r.operation_id, format('its review %%s (%%s) was resolved as %%s, which is no answer to it', r.review_id, r.kind,
                               r.resolution)
   from relay.review r
- where r.state = 'resolved' and not exists (select 1 from relay.review_option o
+ where r.state = 'resolved' and r.answers_its_kind and not exists (select 1 from relay.review_option o
                                              where o.kind = r.kind and o.resolution = r.resolution)
 
 -- name: submissions_by_review
@@ -364,7 +364,7 @@ select null::uuid, format('relay.%%s has lost its guard %%s', wanted.relation, w
                ('reservation', 'a_forbidden'), ('allowance', 'a_forbidden'), ('output', 'a_forbidden'),
                ('operation', 'b_guard_reference'), ('operation', 'b_forget_waiting'),
                ('batch', 'a_forbidden'), ('batch', 'b_guard'), ('operation', 'a_membership'),
-               ('operation', 'b_batch'), ('remote_job', 'c_money'))
+               ('operation', 'b_batch'), ('remote_job', 'c_money'), ('remote_job', 'c_money_role'))
          as wanted (relation, guard)
  where not exists (select 1 from pg_trigger t join pg_class c on c.oid = t.tgrelid
                     where c.relnamespace = 'relay'::regnamespace and c.relname = wanted.relation

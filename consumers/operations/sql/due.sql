@@ -107,16 +107,20 @@ select due.owner_id, due.cost_unit,
 -- name: batches
 -- Batches with members held for their limits: what they may still reserve, and how many claims they may still have,
 -- less what is prepared and about to be. Null: no such limit.
-select b.batch_id, b.max_cost - b.reserved - b.disputed - b.settled - ready.cost as room,
+select batch_id, room, places from (
+select b.batch_id, b.created_at, b.max_cost - b.reserved - b.disputed - b.settled - ready.cost as room,
        b.max_in_flight - b.in_flight - ready.members as places
   from relay.batch b
   cross join lateral (select count(*) as members, coalesce(sum(p.max_cost), 0) as cost from relay.operation p
                        where p.batch_id = b.batch_id and p.phase = 'prepared' and p.parent_operation_id is null
                          and (p.not_before is null or p.not_before <= (select relay.now()))) ready
- where b.completed_at is null and exists (
+ where b.completed_at is null) open_one
+ -- Only those in which something fits: else the oldest ones, in which nothing does, would be all that is looked at.
+ where (places is null or places > 0) and exists (
          select 1 from relay.operation h
-          where h.batch_id = b.batch_id and h.phase = 'held' and h.phase_reason = 'batch')
- order by b.created_at limit %(limit)s
+          where h.batch_id = open_one.batch_id and h.phase = 'held' and h.phase_reason = 'batch'
+            and (room is null or h.max_cost <= room))
+ order by created_at limit %(limit)s
 
 -- name: held_for_batch
 select operation_id, max_cost from relay.operation

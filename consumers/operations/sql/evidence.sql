@@ -45,6 +45,11 @@ update relay.attempt
        finished_at = coalesce(finished_at, relay.now())
  where attempt_id = %(attempt_id)s and outcome in ('open', 'unknown') and released_by_review is null
    and late_delivery_until <= %(asked_at)s
+   -- Nor of a request that was sent since, with the same key or another.
+   and not exists (select 1 from relay.attempt later
+                    where later.operation_id = attempt.operation_id and later.action = 'submit'
+                      and later.attempt_id <> attempt.attempt_id and later.outcome in ('open', 'unknown')
+                      and later.released_by_review is null and later.late_delivery_until > %(asked_at)s)
 
 -- name: store
 -- What says nothing new must not make a reviewer's sight stale.

@@ -52,6 +52,10 @@ select phase, phase_reason from relay.operation where operation_id = %(operation
 select relay.restore_attempt(%(operation_id)s, %(attempt_id)s, %(dispatch_no)s, %(worker)s, %(sent_at)s, %(spool)s,
     coalesce(%(sent_at)s, relay.now()) + make_interval(secs => %(late_delivery_s)s), %(reason)s, %(evidence)s)
 
+-- name: last_restored
+select attempt_id from relay.attempt where attempt_id = any(%(attempt_ids)s) and restored
+ order by array_position(%(attempt_ids)s, attempt_id) desc limit 1
+
 -- name: to_uncertain
 update relay.operation set phase = 'uncertain', phase_reason = 'restored'
  where operation_id = %(operation_id)s and phase in ('prepared', 'claimed', 'held')

@@ -36,11 +36,13 @@ select set_config('synchronous_commit',
 -- The review's, and whoever has the job that is named: in one order, so that two people who take each other's jobs
 -- wait for each other and not for ever.
 select operation_id from relay.operation
- where operation_id = %(operation_id)s
-    or operation_id in (select j.operation_id from relay.remote_job j
-                         where j.job_id = %(job_id)s
-                           and j.provider_account = (select o.provider || '/' || o.account from relay.operation o
-                                                      where o.operation_id = %(operation_id)s))
+ where operation_id = any(array(
+         select %(operation_id)s::uuid
+         union
+         select j.operation_id from relay.remote_job j
+          where j.job_id = %(job_id)s
+            and j.provider_account = (select o.provider || '/' || o.account from relay.operation o
+                                       where o.operation_id = %(operation_id)s)))
  order by operation_id for update
 
 -- name: other_holder
