@@ -1,6 +1,11 @@
 """What every test may ask for. The fixtures are plugins, one concern each; this file only names them."""
 
 import pytest
+from hypothesis import settings
+
+# A loaded machine is no fault of the code: an example may take as long as it takes.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 pytest_plugins = (
     "fix_versions",

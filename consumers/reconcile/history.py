@@ -49,6 +49,8 @@ class History:
     lives: dict[UUID, Life] = field(default_factory=dict)
     kept: dict[UUID, int] = field(default_factory=dict)
     """The last entry of a subject's journal that Kafka had before the rewind."""
+    grew: bool = False
+    """Whether it had fewer partitions when some of its events were written."""
     incomplete: set[int] = field(default_factory=set)
     """Partitions that have lost records which may be newer than the restored state."""
     reaches_back: bool = False
@@ -60,10 +62,16 @@ class History:
 
     def covers(self, operation_id: UUID) -> bool:
         """Whether every transition after the restored state is still there. A topic that grew has older
-        events where its fewer partitions put them."""
-        key = str(operation_id).encode()
-        places = {partition_of(key, number) for number in range(1, self.partitions + 1)} or {0}
+        events where its fewer partitions put them, however many they were."""
+        key, most = str(operation_id).encode(), self.partitions
+        numbers = range(1, most + 1) if self.grew else range(most, most + 1)
+        places = {partition_of(key, number) for number in numbers if number}
         return self.reaches_back and not places & self.incomplete
+
+    def note_place(self, operation_id: UUID, partition: int) -> None:
+        """An event that lies elsewhere than its key leads now was written to fewer partitions."""
+        if partition_of(str(operation_id).encode(), self.partitions) != partition:
+            self.grew = True
 
     def handled(self, operation_id: UUID) -> tuple[bool, int]:
         """Whether the dispatchers are done with an event of the operation's last dispatch, and which that
@@ -154,6 +162,7 @@ class Reading:
         known = await self._known(entries) if entries else {}
         kept_ids: set[int] = set()
         for event, entry in zip(told, entries, strict=True):
+            self._history.note_place(entry[0], event.partition)
             found = known.get(entry)
             kept = found == (event.payload["transitioned_at"], event.payload["to_phase"])
             if kept:
