@@ -355,9 +355,9 @@ class Dispatch(Consumer):
             meaning="The database was restored from before the POST, or the spool is another database's;"
             " until that is settled this worker claims nothing.",
             remedy="After a restore, `relay ops reconcile` brings the attempt back, and this worker goes"
-            " on. Else look"
-            f" at its entry in {self._spool.folder} (`relay spool list`) and at the provider's own list of"
-            f" jobs.",
+            " on. Where it says that there is nothing to reconcile, a promotion may have lost the last"
+            " commits: stop every dispatcher, since another could send the request again, and look at the"
+            f" entry in {self._spool.folder} (`relay spool list`) and at the provider's own list of jobs.",
         )
 
 
