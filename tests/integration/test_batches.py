@@ -1,5 +1,6 @@
 """A batch is sealed once, counts its members right, keeps its own limits, and completes exactly once."""
 
+import asyncio
 import threading
 from typing import Any, Final, LiteralString
 from uuid import UUID
@@ -7,6 +8,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from consumers.operations import due
 from fix_batches import Batch, join_batch, make_batch, seal_batch
 from fix_operations import APPLICATION, OPERATOR, OWNER, UNIT, WORKER, Stage
 
@@ -318,3 +320,24 @@ def test_an_application_can_not_say_that_a_batch_completed(stage: Stage) -> None
         " values ('batch.completed', 1, gen_random_uuid(), '{}')"
     )
     assert stage.refused_to(APPLICATION, forge) == FORBIDDEN
+
+
+def test_a_batch_in_which_nothing_fits_hides_none_in_which_something_does(committing_stage: Stage) -> None:
+    """More of the first kind than a round looks at would starve the second for ever."""
+    stage = committing_stage
+    full, roomy = (make_batch(stage, 1).batch_id for _ in range(2))
+    for batch in (full, roomy):
+        with stage.acting(WORKER):
+            stage.say("hold")
+            member = stage.one("select operation_id from relay.operation where batch_id = %s", batch)
+            assert stage.move(member, "held", "batch") == 1
+    stage.connection.execute("alter table relay.batch disable trigger user")
+    stage.connection.execute("update relay.batch set max_cost = 1 where batch_id = %s", [full])
+    stage.connection.execute("alter table relay.batch enable trigger user")
+
+    async def looked_at() -> list[Any]:
+        url = stage.database.url_as(WORKER)
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            return [one.batch_id for one in await due.batches(connection, 1)]
+
+    assert asyncio.run(looked_at()) == [roomy]

@@ -4,13 +4,14 @@ held; and money that a person moves never stands in the way of a claim.
 
 import threading
 from decimal import Decimal
+from typing import LiteralString
 from uuid import UUID
 
 import psycopg
 import pytest
 
 from fix_dispatch import Dispatching
-from fix_operations import OPERATOR, Stage
+from fix_operations import OPERATOR, WORKER, Stage
 from fix_scene import OWNER, UNIT
 from fix_waiting import eventually
 from relay.outbox.batch import BatchIntent, prepare_batch
@@ -121,3 +122,18 @@ def test_a_settlement_waits_for_a_claim_of_its_operation_and_neither_locks_the_o
         "select state from relay.reservation where operation_id = %s order by state", [operation]
     ).fetchall()
     assert states == [("reserved",), ("settled",)]
+
+
+def test_a_candidate_that_becomes_the_job_after_a_refund_is_booked_again(stage: Stage) -> None:
+    operation = stage.prepare()
+    attempt = stage.resubmitted(operation)
+    with stage.acting(WORKER):
+        stage.remote_job(operation, attempt, "job-1", role="candidate")
+    with stage.acting(OPERATOR):
+        stage.connection.execute("select relay.refund(%s, null, 'never charged')", [attempt])
+    state: LiteralString = "select state from relay.reservation where attempt_id = %s"
+    assert stage.one(state, attempt) == "settled"
+
+    stage.connection.execute("update relay.remote_job set role = 'duplicate' where job_id = 'job-1'")
+
+    assert stage.one(state, attempt) == "disputed"

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from consumers.operations.refusals import sentence
-from fix_operations import APPLICATION, PROVIDER, Stage
+from fix_operations import APPLICATION, PROVIDER, WORKER, Stage
 
 CALL: Final = (
     "select operation_id from relay.prepare_operation(kind => %(kind)s, owner_id => %(owner_id)s,"
@@ -89,3 +89,20 @@ def test_no_application_asks_for_evidence(stage: Stage) -> None:
         " values ('evidence.requested', 1, gen_random_uuid(), '{}')"
     )
     assert stage.refused_to(APPLICATION, statement) == "OR010"
+
+
+def test_what_a_delivery_copies_from_an_old_operation_keeps_no_paid_job_from_its_end(
+    committing_stage: Stage,
+) -> None:
+    """Before it was bounded, a source could be as long as anybody liked."""
+    stage = committing_stage
+    stage.connection.execute("alter table relay.operation disable trigger a_words")
+    operation: Any = stage.one(
+        "select operation_id from relay.prepare_operation(kind => 'generation', owner_id => 'studio',"
+        " operation_key => 'old', payload => '{}', provider => 'simulator', max_cost => 5,"
+        " source_ref => repeat('x', 3000))"
+    )
+    stage.connection.execute("alter table relay.operation enable always trigger a_words")
+    stage.succeeded(operation)
+    with stage.acting(WORKER):
+        assert stage.one("select relay.prepare_delivery(%s)", operation) is not None
